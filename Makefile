@@ -1,0 +1,82 @@
+# `make test` on a fresh machine does everything: environment, wheel, tests against the installed wheel.
+
+PYTHON ?= python3
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+PYTEST_ARGS ?= -q -n $(JOBS) --maxprocesses 8
+FUZZ_CASES ?= 100000
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+PACKAGE_FILES := $(shell find zcomm -name '*.py' -o -name '*.pyi' -o -name py.typed)
+NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
+# Directories too: their times change when a file goes away.
+SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -type d -not -name __pycache__ -print)
+CLANG_FORMAT_FILES := $(shell find csrc \( -name '*.cpp' -o -name '*.h' \) -not -name lm_tables.h)
+
+.PHONY: test wheel bench lint format sanitize clean
+
+test: $(VENV)/installed
+	ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
+
+wheel: dist/built
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/codec_quality.py
+	$(BIN)/python benchmarks/codec_speed.py --check --json build/codec_speed.json
+
+lint: $(VENV)/tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(CLANG_FORMAT_FILES)
+	$(BIN)/python tools/make_tables.py --check
+
+format: $(VENV)/tools
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CLANG_FORMAT_FILES)
+
+clean:
+	rm -rf build dist $(VENV) *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find zcomm tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/tools: requirements-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -r requirements-dev.txt
+	touch $@
+
+# setuptools compiles only when a native file is newer than the module in build/. It does not drop modules
+# that were deleted, hence the find.
+dist/built: setup.py pyproject.toml MANIFEST.in README.md LICENSE $(PACKAGE_FILES) $(NATIVE_FILES) $(SOURCE_DIRS) | $(VENV)/tools
+	rm -rf dist
+	if test -d build; then find build -name '*.py*' -not -name '*.so' -delete; fi
+	MAX_JOBS=$(JOBS) $(PIP) wheel --no-deps --wheel-dir dist .
+	touch $@
+
+# Without dependencies: torch is there, and must stay the pinned one.
+$(VENV)/installed: $(VENV)/tools dist/built
+	$(PIP) install --no-deps --force-reinstall dist/*.whl
+	touch $@
+
+# The native tests and the wire fuzzing, under the address and undefined-behaviour sanitizers.
+SANITIZE_FLAGS := -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
+    -ffp-contract=off -Wall -Wextra -pthread -Icsrc
+SANITIZED := $(patsubst csrc/%.cpp,build/sanitize/%.o,$(wildcard csrc/cpu/*.cpp))
+
+sanitize:
+	$(MAKE) --no-print-directory -j$(JOBS) build/sanitize/native_test build/sanitize/fuzz
+	build/sanitize/native_test
+	build/sanitize/fuzz $(FUZZ_CASES)
+
+build/sanitize/native_test build/sanitize/fuzz: build/sanitize/%: build/sanitize/tests/%.o $(SANITIZED)
+	$(CXX) $(SANITIZE_FLAGS) $^ -o $@
+
+build/sanitize/%.o: csrc/%.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE_FLAGS) -MMD -c $< -o $@
+
+.SECONDARY:
+-include $(wildcard build/sanitize/*/*.d)

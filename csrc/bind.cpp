@@ -1,0 +1,92 @@
+// The Python face of the native core: addresses and sizes in, no torch.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "cpu/encode.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using SegmentRow =
+    std::tuple<int, int, std::int64_t, std::int64_t, std::int64_t, int, std::int64_t>;
+using FrameRow = std::tuple<std::int64_t, std::int64_t, int, std::int64_t, std::uint32_t>;
+
+template <class T>
+T* pointer(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+zcomm::Layout make_layout(const std::vector<SegmentRow>& segments,
+                          const std::vector<FrameRow>& frames) {
+  std::vector<zcomm::Segment> s;
+  for (const auto& [codec, log2_block, n, k, offset, frame, body] : segments) {
+    s.push_back({static_cast<std::uint8_t>(codec), log2_block, n, k, offset, frame, body, {}});
+  }
+  std::vector<zcomm::Frame> f;
+  for (const auto& [start, nbytes, codec, elements, hash] : frames) {
+    f.push_back({start, nbytes, static_cast<std::uint8_t>(codec), elements, hash});
+  }
+  return {std::move(s), std::move(f)};
+}
+
+const zcomm::Kernels* kernels(int isa) {
+  const zcomm::Kernels* found = zcomm::kernels_for(isa);
+  if (!found) throw py::value_error("this build or processor does not have the instruction set");
+  return found;
+}
+
+void encode(const zcomm::Layout& layout, int isa, int threads, std::uintptr_t grad, int grad_dtype,
+            float prescale, std::uintptr_t residual_in, std::uintptr_t residual_out,
+            int residual_dtype, std::uintptr_t wire, bool verify) {
+  const zcomm::EncodeArgs args{&layout,
+                               kernels(isa),
+                               threads,
+                               pointer<const std::uint8_t>(grad),
+                               static_cast<zcomm::GradType>(grad_dtype),
+                               prescale,
+                               pointer<const std::uint64_t>(residual_in),
+                               pointer<const std::uint64_t>(residual_out),
+                               static_cast<zcomm::ResidualType>(residual_dtype),
+                               pointer<std::uint8_t>(wire),
+                               verify};
+  const py::gil_scoped_release release;
+  zcomm::encode(args);
+}
+
+std::optional<std::pair<int, std::string>> decode_sum(const zcomm::Layout& layout, int isa,
+                                                      int threads,
+                                                      const std::vector<std::uintptr_t>& wires,
+                                                      std::uintptr_t out, bool verify) {
+  static_assert(sizeof(std::uintptr_t) == sizeof(const std::uint8_t*));
+  const zcomm::DecodeArgs args{&layout,
+                               kernels(isa),
+                               threads,
+                               reinterpret_cast<const std::uint8_t* const*>(wires.data()),
+                               static_cast<int>(wires.size()),
+                               pointer<float>(out),
+                               verify};
+  const py::gil_scoped_release release;
+  if (auto fault = zcomm::decode_sum(args)) return std::pair(fault->wire, fault->message);
+  return std::nullopt;
+}
+
+template <class Has>
+std::vector<std::string> isa_names(Has has) {
+  std::vector<std::string> names;
+  for (int i = 0; i < zcomm::kIsas; ++i) {
+    if (has(i)) names.emplace_back(zcomm::kIsaNames[i]);
+  }
+  return names;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  py::class_<zcomm::Layout>(m, "Layout")
+      .def(py::init(&make_layout), py::arg("segments"), py::arg("frames"));
+  m.def("encode", &encode);
+  m.def("decode_sum", &decode_sum);
+  m.def("isas", [] { return isa_names([](int i) { return zcomm::kernels_for(i) != nullptr; }); });
+  m.def("built_isas", [] { return isa_names(zcomm::isa_is_built); });
+}

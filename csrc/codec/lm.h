@@ -1,0 +1,64 @@
+// lm4, lm3, lm2: scales (bf16), then 4, 3 or 2 bits per element, lowest bits first.
+//
+//   y = H(sign * v * 2^-e)    rms = sqrt(tree(y*y) / b)    code = #{midpoints M: y > M * rms}
+//   q = level[code]           S = bf16(tree(y*q) / tree(q*q) / b * 2^e)    d = sign * H(q * S)
+#pragma once
+
+#include <cmath>
+
+#include "codec/block.h"
+#include "codec/lm_tables.h"
+
+namespace zcomm {
+
+template <int Width>
+struct Lm {
+  static constexpr int kWidth = Width;
+  static constexpr int kLevels = 1 << Width;
+
+  ZC_FN static float level(unsigned code) { return levels()[code]; }
+  ZC_FN static constexpr const float* levels() {
+    return Width == 4 ? kLm4Levels : Width == 3 ? kLm3Levels : kLm2Levels;
+  }
+  ZC_FN static constexpr const float* midpoints() {
+    return Width == 4 ? kLm4Midpoints : Width == 3 ? kLm3Midpoints : kLm2Midpoints;
+  }
+
+  ZC_FN static unsigned code(float y, float rms) {
+    unsigned n = 0;
+    for (int i = 0; i < kLevels - 1; ++i) n += y > midpoints()[i] * rms;
+    return n;
+  }
+};
+
+ZC_FN std::uint32_t lm_sign_bit(int i) {
+  return static_cast<std::uint32_t>(kSignWords[i / 64] >> (i % 64) & 1u) << 31;
+}
+ZC_FN float lm_flip(float x, int i) { return from_bits(bits(x) ^ lm_sign_bit(i)); }
+
+ZC_FN float lm_rms(float sum_of_squares, int log2_size) {
+  return std::sqrt(sum_of_squares * pow2_biased(127 - log2_size));
+}
+
+// Values of 2^122 and more keep their last 2^6 in the residual, so that H(q * S) stays finite.
+ZC_FN std::uint16_t lm_scale(float yq, float qq, int log2_size, const Exponent& exponent) {
+  if (exponent.biased == 0) return kScaleZero;
+  float s = yq / qq * pow2_biased(127 - log2_size) * exponent.up;
+  if (exponent.biased >= 249) s = s * pow2_biased(127 - 6);
+  return scale_or_zero(bf16_round(s));
+}
+
+// The unnormalised Hadamard transform in place; b is a power of two.
+ZC_FN void hadamard(float* t, int b) {
+  for (int h = b / 2; h > 0; h /= 2) {
+    for (int i = 0; i < b; i += 2 * h) {
+      for (int j = i; j < i + h; ++j) {
+        const float x = t[j], y = t[j + h];
+        t[j] = x + y;
+        t[j + h] = x - y;
+      }
+    }
+  }
+}
+
+}  // namespace zcomm

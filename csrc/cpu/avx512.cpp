@@ -1,0 +1,44 @@
+// The AVX-512 kernel set: bodies over sixteen lanes, compiled for AVX-512 whatever the build's target.
+#include "cpu/kernels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "codec/fp8.h"
+#include "codec/frame.h"
+#include "codec/int4.h"
+#include "codec/int8.h"
+#include "codec/lm.h"
+#include "codec/sign.h"
+#include "cpu/sign_masks.h"
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,prefer-vector-width=512")
+#define INLINE inline __attribute__((always_inline))
+
+namespace zcomm {
+namespace {
+
+constexpr int kLastRadix = 8;  // a block of 128 in eight of 32 registers
+
+#include "cpu/lanes_avx512.h"
+#include "cpu/lanes_common.h"
+#include "cpu/bytes.h"
+#include "cpu/uniform.h"
+#include "cpu/fp8.h"
+#include "cpu/sign.h"
+#include "cpu/lm.h"
+#include "cpu/lanes_table.h"
+
+}  // namespace
+
+constexpr Kernels kAvx512Kernels = lanes_table();
+
+}  // namespace zcomm
+
+#pragma GCC pop_options
+#endif

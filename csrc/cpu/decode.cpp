@@ -1,0 +1,262 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+
+#include "cpu/blocks.h"
+#include "cpu/encode.h"
+#include "cpu/pool.h"
+#include "cpu/topk.h"
+
+namespace zcomm {
+namespace {
+
+constexpr std::int64_t kStep = 4096;                    // as in encode.cpp
+constexpr std::int64_t kStreamElements = 4 << 20;       // more output than this goes past the cache
+constexpr const char* kNames[kCodecs] = {"",     "none", "bf16", "fp16", "int8", "fp8",
+                                         "int4", "lm4",  "lm3",  "lm2",  "sign", "topk"};
+
+std::string codec_name(std::uint8_t id) {
+  if (id == kMixed) return "mixed";
+  if (id == 0) return "no segments";
+  return id < kCodecs ? kNames[id] : "unknown codec " + std::to_string(id);
+}
+
+std::string hex(std::uint64_t x) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(x));
+  return text;
+}
+
+std::string expected_got(const std::string& what, const std::string& expected,
+                         const std::string& got) {
+  return "expected " + what + (expected.empty() ? "" : " ") + expected + ", got " + got;
+}
+
+std::optional<std::string> check_header(const Frame& frame, const std::uint8_t* at, bool verify) {
+  const Header h = load<Header>(at);
+  const auto units = static_cast<std::uint32_t>(frame.nbytes / 16);
+  if (std::memcmp(h.magic, kMagic, sizeof kMagic)) {
+    return expected_got("magic", hex(load<std::uint32_t>(kMagic)), hex(load<std::uint32_t>(h.magic)));
+  }
+  if (h.version != kVersion) {
+    return expected_got("version", std::to_string(kVersion), std::to_string(h.version));
+  }
+  if (h.codec != frame.codec) {
+    return expected_got("codec", codec_name(frame.codec), codec_name(h.codec));
+  }
+  if (h.flags & ~kHasChecksum) return expected_got("flags", "0 or 1", std::to_string(h.flags));
+  if (verify && !(h.flags & kHasChecksum)) {
+    return expected_got("a checksum", "", "a frame without one");
+  }
+  if (h.elements != static_cast<std::uint64_t>(frame.elements)) {
+    return expected_got("elements", std::to_string(frame.elements), std::to_string(h.elements));
+  }
+  if (h.units != units) {
+    return expected_got("frame bytes", std::to_string(frame.nbytes), std::to_string(16ull * h.units));
+  }
+  if (h.layout != frame.hash) return expected_got("layout", hex(frame.hash), hex(h.layout));
+  if (!(h.flags & kHasChecksum) && h.checksum != 0) {
+    return expected_got("checksum field", "0 in a frame without checksum", hex(h.checksum));
+  }
+  return {};
+}
+
+// Keeps the fault of the lowest wire and task, so that the message does not depend on threads.
+class Faults {
+ public:
+  void add(int wire, std::size_t task, std::string message) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (fault_ && std::pair(fault_->wire, task_) <= std::pair(wire, task)) return;
+    fault_ = Fault{wire, std::move(message)};
+    task_ = task;
+  }
+  std::optional<Fault> take() { return std::move(fault_); }
+
+ private:
+  std::mutex mutex_;
+  std::size_t task_ = 0;
+  std::optional<Fault> fault_;
+};
+
+class Decoder {
+ public:
+  explicit Decoder(const DecodeArgs& args)
+      : args_(args), layout_(*args.layout), sums_(layout_.frames.size() * args.count) {
+    std::int64_t elements = 0;
+    for (const Frame& frame : layout_.frames) elements += frame.elements;
+    stream_ = elements > kStreamElements;
+  }
+
+  std::optional<Fault> run() {
+    if (auto fault = check_headers()) return fault;
+    const std::size_t plain = layout_.tasks.size(), all = plain + layout_.topk_tasks.size();
+    parallel_for(args_.threads, all, [&](std::size_t i) {
+      if (i < plain) {
+        decode_task(i, layout_.tasks[i]);
+      } else {
+        topk_task(i, layout_.topk_tasks[i - plain]);
+      }
+    });
+    if (auto fault = check_sums()) return fault;
+    return faults_.take();
+  }
+
+ private:
+  std::optional<Fault> check_headers() const {
+    for (int w = 0; w < args_.count; ++w) {
+      for (const Frame& frame : layout_.frames) {
+        if (auto text = check_header(frame, args_.wires[w] + frame.start, args_.verify)) {
+          return Fault{w, *text};
+        }
+      }
+    }
+    return {};
+  }
+
+  std::optional<Fault> check_sums() const {
+    if (!args_.verify) return {};
+    for (int w = 0; w < args_.count; ++w) {
+      for (std::size_t f = 0; f < layout_.frames.size(); ++f) {
+        const std::uint8_t* at = args_.wires[w] + layout_.frames[f].start;
+        const auto got = load<std::uint64_t>(at + 24);
+        const std::uint64_t sum = sums_[w * layout_.frames.size() + f];
+        const std::uint64_t expected = sum + args_.kernels->checksum(at, 3, 0);
+        if (got != expected) {
+          return Fault{w, expected_got("checksum", hex(expected) + " of the bytes", hex(got))};
+        }
+      }
+    }
+    return {};
+  }
+
+  void add_sum(int w, const Segment& segment, std::int64_t at, std::int64_t nbytes) {
+    if (!args_.verify) return;
+    const std::int64_t word = (at - layout_.frames[segment.frame].start) / 8;
+    const std::uint64_t sum = args_.kernels->checksum(args_.wires[w] + at, nbytes / 8, word);
+    sums_[w * layout_.frames.size() + segment.frame].fetch_add(sum, std::memory_order_relaxed);
+  }
+
+  void decode_task(std::size_t index, const Task& task) {
+    const Segment& segment = layout_.segments[task.segment];
+    const int sections = has_blocks(segment.codec) ? 2 : 1;
+    for (std::int64_t a = task.begin; a < task.end; a += kStep) {
+      const std::int64_t end = std::min(task.end, a + kStep);
+      for (int w = 0; w < args_.count; ++w) {
+        for (int i = 0; i < sections; ++i) {
+          const ByteRange range = section_range(segment, i, a, end);
+          add_sum(w, segment, segment.section(i) + range.begin, range.end - range.begin);
+        }
+        if (sections == 2) check_blocks(index, segment, w, a, end);
+      }
+      decode_step(segment, a, static_cast<int>(end - a));
+    }
+    if (task.end == segment.n) check_padding(index, segment);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores before the caller reads
+  }
+
+  bool stream_to(const float* out) const {
+    return stream_ && reinterpret_cast<std::uintptr_t>(out) % 64 == 0;
+  }
+
+  void decode_step(const Segment& segment, std::int64_t a, int n) const {
+    constexpr int kStack = 64;  // wires; more are rare and take the heap
+    float* out = args_.out + segment.offset + a;
+    const std::int64_t codes = a * code_width(segment.codec) / 8;
+    if (has_blocks(segment.codec)) {
+      const std::int64_t scales = (a >> segment.log2_block) * 2;
+      BlockWire stack[kStack];
+      std::vector<BlockWire> heap(args_.count > kStack ? args_.count : 0);
+      BlockWire* wires = heap.empty() ? stack : heap.data();
+      for (int w = 0; w < args_.count; ++w) {
+        wires[w] = {args_.wires[w] + segment.section(0) + scales,
+                    args_.wires[w] + segment.section(1) + codes};
+      }
+      decode_tile(*args_.kernels, segment.codec, segment.log2_block, wires, args_.count, n, out,
+                  stream_to(out));
+    } else {
+      const std::uint8_t* stack[kStack];
+      std::vector<const std::uint8_t*> heap(args_.count > kStack ? args_.count : 0);
+      const std::uint8_t** wires = heap.empty() ? stack : heap.data();
+      for (int w = 0; w < args_.count; ++w) {
+        wires[w] = args_.wires[w] + segment.section(0) + codes;
+      }
+      args_.kernels->decode_plain[segment.codec](wires, args_.count, n, out, stream_to(out));
+    }
+  }
+
+  void check_blocks(std::size_t task, const Segment& segment, int w, std::int64_t a,
+                    std::int64_t end) {
+    const std::uint8_t* wire = args_.wires[w];
+    const int width = code_width(segment.codec), b = 1 << segment.log2_block;
+    for (std::int64_t at = a; at < end; at += b) {
+      const auto scale =
+          load<std::uint16_t>(wire + segment.section(0) + (at >> segment.log2_block) * 2);
+      if (scale >= kScaleMin && scale <= kBf16Max) continue;
+      if (!scale_is_valid(scale)) {
+        faults_.add(w, task, expected_got("a scale", "that is zero, normal or NaN", hex(scale)));
+      }
+      const int m = static_cast<int>(std::min<std::int64_t>(b, end - at));
+      const std::uint8_t* codes = wire + segment.section(1) + at * width / 8;
+      const int nbytes = (codes_in_block(segment.codec, m) * width + 7) / 8;
+      if (std::any_of(codes, codes + nbytes, [](std::uint8_t c) { return c; })) {
+        faults_.add(w, task, expected_got("codes", "0 under scale " + hex(scale), "others"));
+      }
+    }
+    const auto unused = args_.kernels->has_unused_code[segment.codec];
+    const ByteRange codes = section_range(segment, 1, a, end);
+    if (unused && unused(wire + segment.section(1) + codes.begin, codes.end - codes.begin)) {
+      faults_.add(w, task, expected_got("codes", "of " + codec_name(segment.codec),
+                                        "one that does not occur"));
+    }
+  }
+
+  void check_padding(std::size_t task, const Segment& segment) {
+    for (int w = 0; w < args_.count; ++w) {
+      bool clean = true;
+      for (int i = 0; i < 3; ++i) {
+        const std::uint8_t* section = args_.wires[w] + segment.section(i);
+        const std::int64_t used = segment.sections.used[i];
+        clean &= std::all_of(section + used, section + align16(used),
+                             [](std::uint8_t byte) { return byte == 0; });
+      }
+      if (!clean || unused_bits(args_.wires[w], segment)) {
+        faults_.add(w, task, expected_got("padding", "0", "other bytes"));
+      }
+    }
+  }
+
+  // The bits of the last code byte that no code uses.
+  static unsigned unused_bits(const std::uint8_t* wire, const Segment& segment) {
+    if (!has_blocks(segment.codec)) return 0;
+    const int rest = static_cast<int>(segment.n & ((1 << segment.log2_block) - 1));
+    const int used = codes_in_block(segment.codec, rest) * code_width(segment.codec) % 8;
+    return used ? wire[segment.section(1) + segment.sections.used[1] - 1] >> used : 0;
+  }
+
+  void topk_task(std::size_t index, const Task& task) {
+    const Segment& segment = layout_.segments[task.segment];
+    const std::int64_t i = task.begin / kTopkRange;
+    const std::int64_t count = (segment.n + kTopkRange - 1) / kTopkRange;
+    for (int w = 0; w < args_.count; ++w) {
+      const ByteRange slice = topk_slice(segment, i, count);
+      add_sum(w, segment, segment.body + slice.begin, slice.end - slice.begin);
+    }
+    if (const auto fault = decode_topk(args_, task)) {
+      faults_.add(fault->wire, index, expected_got(fault->expected, "", std::to_string(fault->got)));
+    }
+    if (task.end == segment.n) check_padding(index, segment);
+  }
+
+  const DecodeArgs& args_;
+  const Layout& layout_;
+  std::vector<std::atomic<std::uint64_t>> sums_;
+  Faults faults_;
+  bool stream_;
+};
+
+}  // namespace
+
+std::optional<Fault> decode_sum(const DecodeArgs& args) { return Decoder(args).run(); }
+
+}  // namespace zcomm

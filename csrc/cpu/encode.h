@@ -1,0 +1,45 @@
+// encode and decode_sum of a whole layout.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "cpu/kernels.h"
+#include "cpu/layout.h"
+
+namespace zcomm {
+
+struct EncodeArgs {
+  const Layout* layout;
+  const Kernels* kernels;
+  int threads;
+  const std::uint8_t* grad;
+  GradType grad_type;
+  float prescale;
+  const std::uint64_t* residual_in;   // an address per segment
+  const std::uint64_t* residual_out;  // the same or others
+  ResidualType residual_type;
+  std::uint8_t* wire;
+  bool checksum;
+};
+
+void encode(const EncodeArgs& args);
+
+struct DecodeArgs {
+  const Layout* layout;
+  const Kernels* kernels;
+  int threads;
+  const std::uint8_t* const* wires;
+  int count;
+  float* out;
+  bool verify;
+};
+
+struct Fault {
+  int wire;
+  std::string message;
+};
+
+std::optional<Fault> decode_sum(const DecodeArgs& args);
+
+}  // namespace zcomm

@@ -1,0 +1,74 @@
+// The primitives that each instruction set provides, and the table that holds them.
+//
+// They work on a tile: a few blocks, small enough to stay in the L1 cache between the steps
+// load (gradient + residual -> v), encode (v -> codes, e) and store (e -> residual).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace zcomm {
+
+enum GradType : int { kGradF32, kGradBf16, kGradF16 };
+enum ResidualType : int { kResidualNone, kResidualF32, kResidualBf16, kResidualInt8 };
+
+// One wire's scales and codes, from the first block of a tile on.
+struct BlockWire {
+  const std::uint8_t* scales;
+  const std::uint8_t* codes;
+};
+
+// v[i] = grad[i] * prescale (+ residual[i]); fetches the next tile into the cache meanwhile.
+using LoadTile = void (*)(const void* grad, float prescale, const void* residual, std::size_t n,
+                          float* v);
+
+// Encodes whole blocks. Writes e = v - d unless e is null; a block that is not finite sets its
+// kept flag and leaves e alone.
+using EncodeBlocks = void (*)(const float* v, std::size_t blocks, int log2_block,
+                              std::uint8_t* scales, std::uint8_t* codes, float* e,
+                              std::uint8_t* kept);
+
+// out = the sum over wires of whole blocks, in order. `stream`: write past the cache.
+using DecodeBlocks = void (*)(const BlockWire* wires, int count, std::size_t blocks,
+                              int log2_block, float* out, bool stream);
+
+// none, bf16, fp16: writes codes and e = v - d; true if any v is not finite.
+using EncodePlain = bool (*)(const float* v, std::size_t n, std::uint8_t* codes, float* e);
+
+// out[i] = the sum over `count` wires of value i.
+using DecodePlain = void (*)(const std::uint8_t* const* codes, int count, std::size_t n, float* out,
+                             bool stream);
+
+struct Kernels {
+  LoadTile load[3][3];  // [GradType][ResidualType]; int8 residuals are decoded first
+  void (*store_bf16)(const float* e, std::size_t n, void* residual);
+
+  EncodePlain encode_plain[4];  // by codec id: none, bf16, fp16
+  DecodePlain decode_plain[4];
+  EncodeBlocks encode_blocks[11];  // by codec id: int8 ... sign
+  DecodeBlocks decode_blocks[11];
+
+  // The sum of word_i * (2 i + 1) over `words` 64-bit words, the first having index `first`.
+  std::uint64_t (*checksum)(const std::uint8_t* words, std::size_t count, std::uint64_t first);
+  // Whether a code that does not occur is among these bytes (int8, int4, fp8).
+  bool (*has_unused_code[11])(const std::uint8_t* codes, std::size_t nbytes);
+
+  // topk: the indices of every |v| whose bits are >= least (at least 1), increasing; returns how
+  // many. `index` has room for n + 16.
+  std::size_t (*find)(const float* v, std::size_t n, std::uint32_t least, std::uint32_t* index);
+};
+
+// The largest tile, and how many blocks it can hold.
+inline constexpr int kTileSize = 1024;
+inline constexpr int kTileBlocks = 32;
+
+extern const Kernels kScalarKernels, kAvx2Kernels, kAvx512Kernels;
+
+enum Isa : int { kIsaScalar, kIsaAvx2, kIsaAvx512, kIsas };
+inline constexpr const char* kIsaNames[kIsas] = {"scalar", "avx2", "avx512"};
+
+// Null where this build or this processor does not have it.
+const Kernels* kernels_for(int isa);
+bool isa_is_built(int isa);
+
+}  // namespace zcomm

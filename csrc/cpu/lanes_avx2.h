@@ -1,0 +1,230 @@
+// Eight lanes of AVX2. Included inside the namespace and target region of avx2.cpp.
+//
+// A fused multiply-add appears only where its product is exact, so that it rounds like the two
+// separate operations of the format.
+
+constexpr int kLanes = 8;
+typedef float F __attribute__((vector_size(32)));
+typedef std::int32_t I __attribute__((vector_size(32)));
+typedef std::uint32_t U __attribute__((vector_size(32)));
+
+INLINE F load_f(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
+INLINE void store_f(void* p, F x) { _mm256_storeu_ps(static_cast<float*>(p), x); }
+INLINE void stream_f(float* p, F x) { _mm256_stream_ps(p, x); }
+INLINE I load_i(const void* p) { return (I)_mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+INLINE F splat(float x) { return _mm256_set1_ps(x); }
+INLINE I splat_i(int x) { return (I)_mm256_set1_epi32(x); }
+INLINE F vmin(F a, F b) { return _mm256_min_ps(a, b); }
+INLINE F vmax(F a, F b) { return _mm256_max_ps(a, b); }
+INLINE I imax(I a, I b) { return (I)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+INLINE I round_int(F x) { return (I)_mm256_cvtps_epi32(x); }
+INLINE F to_float(I x) { return _mm256_cvtepi32_ps((__m256i)x); }
+INLINE F exact_madd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE F exact_nmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE F canonical_nan(F x) {
+  return _mm256_blendv_ps(x, splat(from_bits(kNanBits)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+// The eight sign bits, lane 0 lowest.
+INLINE unsigned sign_bits(F x) { return static_cast<unsigned>(_mm256_movemask_ps(x)); }
+INLINE void store_sign_bits(std::uint8_t* p, F x) { *p = static_cast<std::uint8_t>(sign_bits(x)); }
+// x with its sign flipped where bit i of the byte at p is set.
+INLINE F flip_by_bits(F x, const std::uint8_t* p) {
+  const I shifted = splat_i(*p) << I{31, 30, 29, 28, 27, 26, 25, 24};
+  return (F)((I)x ^ (shifted & splat_i(INT32_MIN)));
+}
+
+INLINE F load_bf16(const void* p) {
+  return (F)((I)_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))) << 16);
+}
+INLINE F load_fp16(const void* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+INLINE void store_u16(void* p, U x) {  // the low halves; the high ones are 0
+  const __m256i packed = _mm256_packus_epi32((__m256i)x, (__m256i)x);
+  const __m256i ordered = _mm256_permute4x64_epi64(packed, 0x08);
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_castsi256_si128(ordered));
+}
+INLINE U fp16_bits(F x) {
+  return (U)_mm256_cvtepu16_epi32(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+INLINE std::uint32_t hmax(I x) {
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x),
+                            _mm256_extracti128_si256((__m256i)x, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
+}
+// The last three steps of the halving tree.
+INLINE float lane_tree(F x) {
+  __m128 t = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+  t = _mm_add_ss(t, _mm_shuffle_ps(t, t, 1));
+  return _mm_cvtss_f32(t);
+}
+
+// The Hadamard strides inside a vector: lower lane a + b, upper lane a - b. The product is exact.
+INLINE F lane_butterflies(F x) {
+  F other = _mm256_permute2f128_ps(x, x, 1);
+  x = _mm256_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1}, other);
+  other = _mm256_permute_ps(x, 0x4e);
+  x = _mm256_fmadd_ps(x, F{1, 1, -1, -1, 1, 1, -1, -1}, other);
+  other = _mm256_permute_ps(x, 0xb1);
+  return _mm256_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1}, other);
+}
+
+// 32 codes of 8 lanes x 4 to 32 bytes in order.
+INLINE __m256i pack_bytes(const I* c) {
+  const __m256i lo = _mm256_packs_epi32((__m256i)c[0], (__m256i)c[1]);
+  const __m256i hi = _mm256_packs_epi32((__m256i)c[2], (__m256i)c[3]);
+  return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(lo, hi),
+                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+#include "cpu/store_codes.h"
+
+template <int Width>
+INLINE void pack32(const I* c, std::uint8_t* out) {
+  store_codes(std::integral_constant<int, Width>{}, pack_bytes(c), out);
+}
+
+// 32 bytes, sign-extended, as floats.
+INLINE void unpack32_int8(const std::uint8_t* codes, F* q) {
+  for (int i = 0; i < 4; ++i) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * i));
+    q[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+}
+INLINE void unpack32_u8(const std::uint8_t* codes, I* c) {
+  for (int i = 0; i < 4; ++i) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * i));
+    c[i] = (I)_mm256_cvtepu8_epi32(bytes);
+  }
+}
+
+// 2^Width floats of 8 significant bits: for 4 bits the two upper bytes of each, for a byte shuffle.
+template <int Width>
+struct Lut {
+  __m256i low, high;
+  F table;
+  explicit INLINE Lut(const float* values) {
+    if constexpr (Width == 4) {
+      alignas(16) std::uint8_t lo[16], hi[16];
+      for (int i = 0; i < 16; ++i) {
+        lo[i] = static_cast<std::uint8_t>(bits(values[i]) >> 16);
+        hi[i] = static_cast<std::uint8_t>(bits(values[i]) >> 24);
+      }
+      low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(lo)));
+      high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(hi)));
+    } else if constexpr (Width == 3) {
+      table = load_f(values);
+    } else {
+      table = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(values));
+    }
+  }
+};
+
+INLINE void lookup32(const Lut<4>& lut, const std::uint8_t* codes, F* q) {
+  // The bytes are put in the order that the unpacking below undoes.
+  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  __m256i c = _mm256_cvtepu8_epi16(_mm_shuffle_epi8(packed, order));
+  c = _mm256_and_si256(_mm256_or_si256(c, _mm256_slli_epi16(c, 4)), _mm256_set1_epi8(15));
+  const __m256i lo = _mm256_shuffle_epi8(lut.low, c), hi = _mm256_shuffle_epi8(lut.high, c);
+  const __m256i a = _mm256_unpacklo_epi8(lo, hi), b = _mm256_unpackhi_epi8(lo, hi);
+  const __m256i zero = _mm256_setzero_si256();
+  q[0] = (F)_mm256_unpacklo_epi16(zero, a);
+  q[1] = (F)_mm256_unpackhi_epi16(zero, a);
+  q[2] = (F)_mm256_unpacklo_epi16(zero, b);
+  q[3] = (F)_mm256_unpackhi_epi16(zero, b);
+}
+INLINE void lookup32(const Lut<3>& lut, const std::uint8_t* codes, F* q) {
+  for (int i = 0; i < 4; ++i) {
+    // The last three bytes are read from one byte before, so as not to pass the end.
+    const int three = i < 3 ? load<int>(codes + 3 * i) : load<int>(codes + 8) >> 8;
+    const __m256i index =
+        _mm256_srlv_epi32((__m256i)splat_i(three), _mm256_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21));
+    q[i] = _mm256_permutevar8x32_ps(lut.table, index);
+  }
+}
+INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
+  for (int i = 0; i < 4; ++i) {
+    const int two = load<std::uint16_t>(codes + 2 * i);
+    const __m256i index =
+        _mm256_srlv_epi32((__m256i)splat_i(two), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+    q[i] = _mm256_permutevar_ps(lut.table, index);
+  }
+}
+
+// Finds a value's cell by halving. n counts the "greater" answers negatively, as compare masks do,
+// so the tables stand in that order: entry i at (-i) mod 8 or mod 4.
+template <int Width>
+struct LmQuantiser {
+  F low, high, four, eight;     // thresholds of the second, third and fourth question
+  F level_low, level_high;      // levels of even and odd codes (Width 4), of all codes (3, 2)
+
+  explicit INLINE LmQuantiser(float) {
+    const float* l = Lm<Width>::levels();
+    if constexpr (Width == 4) {
+      level_low = F{l[0], l[14], l[12], l[10], l[8], l[6], l[4], l[2]};
+      level_high = F{l[1], l[15], l[13], l[11], l[9], l[7], l[5], l[3]};
+    } else if constexpr (Width == 3) {
+      level_low = F{l[0], l[7], l[6], l[5], l[4], l[3], l[2], l[1]};
+    } else {
+      level_low = F{l[0], l[3], l[2], l[1], l[0], l[3], l[2], l[1]};
+    }
+  }
+  INLINE void set_rms(float rms) {
+    const float* m = Lm<Width>::midpoints();
+    constexpr int h = Lm<Width>::kLevels / 4, g = h / 2;
+    const F r = splat(rms);
+    low = splat(m[h - 1]) * r;
+    high = splat(m[3 * h - 1]) * r;
+    if constexpr (Width >= 3) {
+      four = F{m[g - 1],         m[6 * g + g - 1], m[4 * g + g - 1], m[2 * g + g - 1],
+               m[g - 1],         m[6 * g + g - 1], m[4 * g + g - 1], m[2 * g + g - 1]} * r;
+    }
+    if constexpr (Width == 4) {
+      eight = F{m[0], m[14], m[12], m[10], m[8], m[6], m[4], m[2]} * r;
+    }
+  }
+  // Codes come out negated; finish() turns them round when they are bytes.
+  INLINE F operator()(F y, I& negative_code) const {
+    const I first = y > splat(0.0f);
+    const F t = _mm256_blendv_ps(low, high, (F)first);
+    I n = first + first + (I)(y > t);
+    if constexpr (Width == 2) {
+      negative_code = n;
+      return _mm256_permutevar_ps(level_low, (__m256i)n);
+    } else {
+      n = n + n + (I)(y > (F)_mm256_permutevar_ps(four, (__m256i)n));
+    }
+    if constexpr (Width == 3) {
+      negative_code = n;
+      return _mm256_permutevar8x32_ps(level_low, (__m256i)n);
+    } else if constexpr (Width == 4) {
+      const I last = y > (F)_mm256_permutevar8x32_ps(eight, (__m256i)n);
+      negative_code = n + n + last;
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(level_low, (__m256i)n),
+                              _mm256_permutevar8x32_ps(level_high, (__m256i)n), (F)last);
+    }
+    __builtin_unreachable();
+  }
+  static INLINE void pack(const I* negative_codes, std::uint8_t* out) {
+    const __m256i zero = _mm256_setzero_si256();
+    store_codes(std::integral_constant<int, Width>{},
+                _mm256_sub_epi8(zero, pack_bytes(negative_codes)), out);
+  }
+};
+
+// Appends the lanes of x where mask is set.
+INLINE std::size_t append(std::uint32_t* to, I x, I mask) {
+  const unsigned m = sign_bits((F)mask);
+  const std::uint64_t spread = _pdep_u64(m, 0x0101010101010101ull) * 0xff;
+  const std::uint64_t order = _pext_u64(0x0706050403020100ull, spread);
+  const __m256i index = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(order)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm256_permutevar8x32_epi32((__m256i)x, index));
+  return static_cast<std::size_t>(__builtin_popcount(m));
+}

@@ -1,0 +1,202 @@
+// What every lane width shares: tiles in and out, blocks, sums. Included inside an instruction
+// set's namespace, after its lanes.
+
+INLINE std::uint32_t block_absmax(const float* v, int n) {
+  I a = splat_i(0), b = a;
+  for (int i = 0; i < n; i += 2 * kLanes) {
+    a = imax(a, (I)load_f(v + i) & 0x7fffffff);
+    b = imax(b, (I)load_f(v + i + kLanes) & 0x7fffffff);
+  }
+  return hmax(imax(a, b));
+}
+
+// The steps of the halving tree between vectors: term(k) is vector k.
+template <class Term>
+INLINE F vector_tree(int vectors, Term term) {
+  F t[kMaxBlock / kLanes / 2];
+  int h = vectors / 2;
+  t[0] = term(0) + term(h);
+  for (int k = 1; k < h; ++k) t[k] = term(k) + term(k + h);
+  for (h /= 2; h > 0; h /= 2) {
+    for (int k = 0; k < h; ++k) t[k] = t[k] + t[k + h];
+  }
+  return t[0];
+}
+
+// out = sum over wires of value(code) * scale, 32 codes at a time.
+template <int Width, bool Stream, class Values>
+INLINE void sum_blocks_to(const Values& values, const BlockWire* wires, int count,
+                          std::size_t blocks, int log2_block, float* out) {
+  const int b = 1 << log2_block;
+  for (std::size_t j = 0; j < blocks; ++j) {
+    for (int i = 0; i < b; i += 32) {
+      const std::size_t at = j * b + i;
+      F sum[32 / kLanes], q[32 / kLanes];
+      const auto read = [&](int w) {
+        values(wires[w].codes + at * Width / 8, q);
+        return splat(bf16_value(load<std::uint16_t>(wires[w].scales + 2 * j)));
+      };
+      F s = read(0);
+      for (int g = 0; g < 32 / kLanes; ++g) sum[g] = q[g] * s;
+      for (int w = 1; w < count; ++w) {
+        s = read(w);
+        for (int g = 0; g < 32 / kLanes; ++g) sum[g] = exact_madd(q[g], s, sum[g]);
+      }
+      for (int g = 0; g < 32 / kLanes; ++g) {
+        const F x = canonical_nan(sum[g]);
+        float* to = out + at + g * kLanes;
+        Stream ? stream_f(to, x) : store_f(to, x);
+      }
+    }
+  }
+}
+
+template <int Width, class Values>
+INLINE void sum_blocks(const Values& values, const BlockWire* wires, int count, std::size_t blocks,
+                       int log2_block, float* out, bool stream) {
+  if (stream) {
+    sum_blocks_to<Width, true>(values, wires, count, blocks, log2_block, out);
+  } else {
+    sum_blocks_to<Width, false>(values, wires, count, blocks, log2_block, out);
+  }
+}
+
+// Gradients and residuals by their type: lanes, one element, bytes.
+struct F32 {
+  static constexpr std::size_t kBytes = 4;
+  static INLINE F lanes(const std::uint8_t* p) { return load_f(p); }
+  static INLINE float one(const std::uint8_t* p) { return load<float>(p); }
+};
+struct Bf16 {
+  static constexpr std::size_t kBytes = 2;
+  static INLINE F lanes(const std::uint8_t* p) { return load_bf16(p); }
+  static INLINE float one(const std::uint8_t* p) { return bf16_value(load<std::uint16_t>(p)); }
+};
+struct Fp16 {
+  static constexpr std::size_t kBytes = 2;
+  static INLINE F lanes(const std::uint8_t* p) { return load_fp16(p); }
+  static INLINE float one(const std::uint8_t* p) { return fp16_value(load<std::uint16_t>(p)); }
+};
+struct Nothing {
+  static constexpr std::size_t kBytes = 0;
+};
+
+// Fetches ahead what the next tile of the same size will read.
+template <class T>
+INLINE void prefetch(const std::uint8_t* p, std::size_t i, std::size_t n) {
+  if constexpr (T::kBytes > 0) {
+    if (i * T::kBytes % 64 == 0) {
+      _mm_prefetch(reinterpret_cast<const char*>(p + (i + n) * T::kBytes), _MM_HINT_T0);
+    }
+  }
+}
+
+template <class Grad, class Residual>
+void load_tile(const void* grad, float prescale, const void* residual, std::size_t n, float* v) {
+  const auto* g = static_cast<const std::uint8_t*>(grad);
+  const auto* r = static_cast<const std::uint8_t*>(residual);
+  const F factor = splat(prescale);
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    prefetch<Grad>(g, i, n);
+    prefetch<Residual>(r, i, n);
+    for (int j = 0; j < 16; j += kLanes) {
+      F x = Grad::lanes(g + (i + j) * Grad::kBytes) * factor;
+      if constexpr (Residual::kBytes > 0) x = x + Residual::lanes(r + (i + j) * Residual::kBytes);
+      store_f(v + i + j, x);
+    }
+  }
+  for (; i < n; ++i) {
+    v[i] = Grad::one(g + i * Grad::kBytes) * prescale;
+    if constexpr (Residual::kBytes > 0) v[i] = v[i] + Residual::one(r + i * Residual::kBytes);
+  }
+}
+
+// bf16 with finite staying finite: overflow to infinity is one above the largest magnitude.
+INLINE U bf16_lanes(F x) {
+  const U u = (U)x, a = u & kAbsMask, sign = (u >> 16) & 0x8000u;
+  U h = (a + 0x7fffu + ((a >> 16) & 1u)) >> 16;
+  h = a < kInfBits && h > kBf16Max ? U{} + kBf16Max : h;
+  return a > kInfBits ? U{} + kBf16Nan : h | sign;
+}
+INLINE U fp16_lanes(F x) {
+  const U a = (U)x & kAbsMask, h = fp16_bits(x);
+  const U saturated = a < kInfBits && (h & 0x7fffu) > kFp16Max ? (h & 0x8000u) | kFp16Max : h;
+  return a > kInfBits ? U{} + kFp16Nan : saturated;
+}
+
+void store_bf16(const float* e, std::size_t n, void* residual) {
+  auto* to = static_cast<std::uint8_t*>(residual);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store_u16(to + 2 * i, bf16_lanes(load_f(e + i)));
+  for (; i < n; ++i) store(to + 2 * i, bf16_saturate(e[i]));
+}
+
+// none, bf16, fp16 as a type: write lanes or one value, then read them back through Stored.
+struct PlainNone {
+  using Stored = F32;
+  static INLINE void put(std::uint8_t* p, F x) { store_f(p, canonical_nan(x)); }
+  static INLINE void put(std::uint8_t* p, float x) { store(p, canonical(x)); }
+};
+struct PlainBf16 {
+  using Stored = Bf16;
+  static INLINE void put(std::uint8_t* p, F x) { store_u16(p, bf16_lanes(x)); }
+  static INLINE void put(std::uint8_t* p, float x) { store(p, bf16_saturate(x)); }
+};
+struct PlainFp16 {
+  using Stored = Fp16;
+  static INLINE void put(std::uint8_t* p, F x) { store_u16(p, fp16_lanes(x)); }
+  static INLINE void put(std::uint8_t* p, float x) { store(p, fp16_saturate(x)); }
+};
+
+template <class Plain>
+bool encode_plain(const float* v, std::size_t n, std::uint8_t* codes, float* e) {
+  using Stored = typename Plain::Stored;
+  I largest = splat_i(0);
+  std::uint32_t rest = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F x = load_f(v + i);
+    largest = imax(largest, (I)x & 0x7fffffff);
+    Plain::put(codes + i * Stored::kBytes, x);
+    if (e) store_f(e + i, x - Stored::lanes(codes + i * Stored::kBytes));
+  }
+  for (; i < n; ++i) {
+    rest |= static_cast<std::uint32_t>(!finite(v[i]));
+    Plain::put(codes + i * Stored::kBytes, v[i]);
+    if (e) e[i] = v[i] - Stored::one(codes + i * Stored::kBytes);
+  }
+  return rest || hmax(largest) >= kInfBits;
+}
+
+template <class Stored>
+void decode_plain(const std::uint8_t* const* codes, int count, std::size_t n, float* out,
+                  bool stream) {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    F sum = Stored::lanes(codes[0] + i * Stored::kBytes);
+    for (int w = 1; w < count; ++w) sum = sum + Stored::lanes(codes[w] + i * Stored::kBytes);
+    sum = canonical_nan(sum);
+    stream ? stream_f(out + i, sum) : store_f(out + i, sum);
+  }
+  for (; i < n; ++i) {
+    float sum = Stored::one(codes[0] + i * Stored::kBytes);
+    for (int w = 1; w < count; ++w) sum = sum + Stored::one(codes[w] + i * Stored::kBytes);
+    out[i] = canonical(sum);
+  }
+}
+
+std::size_t find_largest(const float* v, std::size_t n, std::uint32_t least, std::uint32_t* index) {
+  std::size_t found = 0, i = 0;
+  const I below = splat_i(static_cast<int>(least - 1));
+  I lane = splat_i(0);
+  for (int j = 0; j < kLanes; ++j) lane[j] = j;
+  for (; i + kLanes <= n; i += kLanes) {
+    const I hit = ((I)load_f(v + i) & 0x7fffffff) > below;
+    if (sign_bits((F)hit)) found += append(index + found, lane + static_cast<int>(i), hit);
+  }
+  for (; i < n; ++i) {
+    if ((bits(v[i]) & kAbsMask) >= least) index[found++] = static_cast<std::uint32_t>(i);
+  }
+  return found;
+}

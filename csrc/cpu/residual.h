@@ -1,0 +1,43 @@
+// A tile's values in, and what is left of them out, for every storage of the residual.
+#pragma once
+
+#include "cpu/encode.h"
+
+namespace zcomm {
+
+inline constexpr int kPlainResidualLog2Block = 7;  // int8 storage under a codec without blocks
+
+// One segment of one encode call.
+class ResidualTile {
+ public:
+  ResidualTile(const EncodeArgs& args, int segment);
+
+  // v = grad * prescale + residual for elements [a, a + n).
+  void load(std::int64_t a, int n, float* v) const;
+
+  // Where e of element a may be written directly, or null if it has to pass through store().
+  float* direct(std::int64_t a) const;
+
+  // Writes e[0..n) to elements a ...
+  void store(std::int64_t a, int n, const float* e) const;
+
+  // Leaves elements [a, a + n) as they were (copies them where input and output differ).
+  void keep(std::int64_t a, int n) const;
+
+  // The residual as it was, as fp32.
+  void read(std::int64_t a, int n, float* r) const;
+
+  bool any() const { return type_ != kResidualNone; }
+
+ private:
+  const EncodeArgs& args_;
+  const std::uint8_t* grad_;
+  int grad_bytes_;
+  ResidualType type_;
+  const std::uint8_t* in_ = nullptr;
+  std::uint8_t* out_ = nullptr;
+  int log2_block_;             // int8 storage
+  std::int64_t codes_at_ = 0;  // int8 storage: after the scales
+};
+
+}  // namespace zcomm

@@ -1,0 +1,47 @@
+// sign over lanes. Included inside an instruction set's namespace.
+
+void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
+                 std::uint8_t* codes, float* e, std::uint8_t* kept) {
+  const int b = 1 << log2_block;
+  float scale[kTileBlocks];
+  for (std::size_t j = 0; j < blocks; ++j) {
+    const float* x = v + j * b;
+    const std::uint32_t absmax = block_absmax(x, b);
+    const Exponent exponent = block_exponent(absmax);
+    const F down = splat(exponent.down);
+    const float total = lane_tree(vector_tree(b / kLanes, [&](int k) {
+      return (F)((I)load_f(x + k * kLanes) & 0x7fffffff) * down;
+    }));
+    const std::uint16_t s = absmax >= kInfBits ? kBf16Nan : Sign::scale(total, b, exponent);
+    store(scales + 2 * j, s);
+    kept[j] = s == kBf16Nan;
+    scale[j] = bf16_value(s);
+  }
+  for (std::size_t j = 0; j < blocks; ++j) {
+    std::uint8_t* to = codes + j * b / 8;
+    if (kept[j] || scale[j] == 0.0f) {
+      std::memset(to, 0, b / 8);
+      if (e && !kept[j]) std::memcpy(e + j * b, v + j * b, b * sizeof(float));
+      continue;
+    }
+    const I s = (I)splat(scale[j]);
+    for (int i = 0; i < b; i += kLanes) {
+      const F x = load_f(v + j * b + i);
+      store_sign_bits(to + i / 8, x);
+      if (e) store_f(e + j * b + i, x - (F)(s | ((I)x & INT32_MIN)));
+    }
+  }
+}
+
+struct SignValues {
+  INLINE void operator()(const std::uint8_t* codes, F* q) const {
+    for (int g = 0; g < 32 / kLanes; ++g) {
+      q[g] = flip_by_bits(splat(1.0f), codes + g * kLanes / 8);
+    }
+  }
+};
+
+void decode_sign(const BlockWire* wires, int count, std::size_t blocks, int log2_block, float* out,
+                 bool stream) {
+  sum_blocks<1>(SignValues{}, wires, count, blocks, log2_block, out, stream);
+}

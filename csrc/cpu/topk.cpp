@@ -1,0 +1,359 @@
+#include "cpu/topk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "cpu/pool.h"
+#include "cpu/residual.h"
+
+namespace zcomm {
+namespace {
+
+constexpr int kTile = kTileSize;
+constexpr int kSampleChunk = 128;       // whole residual blocks
+constexpr std::int64_t kSample = 65536;  // enough for the threshold's third digit
+
+// The candidates of one range: magnitudes at or above the segment's lower bound.
+struct Range {
+  Task task;
+  std::uint32_t* found;  // room for the whole range; touched only where used
+  std::size_t count;
+  std::uint32_t above, ties;  // how many exceed the threshold; how many equal ones are taken
+  std::int64_t position;      // of its first entry among the segment's k
+};
+
+struct State {
+  const EncodeArgs& args;
+  int segment;
+  Range* ranges;
+  std::size_t count;
+  std::uint32_t least;      // candidates are at or above
+  std::uint32_t threshold;  // the k-th largest magnitude
+  bool not_finite, settled;
+
+  const Segment& seg() const { return args.layout->segments[segment]; }
+};
+
+// A lower bound of the k-th magnitude from a sample, with room for error that grows with `slack`.
+std::uint32_t guess_least(const State& state, double slack) {
+  const Segment& segment = state.seg();
+  if (segment.n < 4 * kSampleChunk) return 1;
+  const ResidualTile residual(state.args, state.segment);
+  const std::int64_t chunks = std::min(segment.n / (4 * kSampleChunk), kSample / kSampleChunk);
+  std::vector<std::uint32_t> sample(chunks * kSampleChunk);
+  alignas(64) float v[kSampleChunk];
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    // Spread evenly, with a hash so that no period of the data is met in step.
+    const std::int64_t width = segment.n / chunks / kSampleChunk;
+    const auto jitter = static_cast<std::int64_t>((i * 0x9e3779b97f4a7c15ull >> 33) % width);
+    residual.load((i * width + jitter) * kSampleChunk, kSampleChunk, v);
+    for (int j = 0; j < kSampleChunk; ++j) sample[i * kSampleChunk + j] = bits(v[j]) & kAbsMask;
+  }
+  const double expected = double(sample.size()) * double(segment.k) / double(segment.n);
+  const double rank = slack * (expected + 4 * std::sqrt(expected) + 8);
+  if (rank >= double(sample.size())) return 1;
+  const auto nth = sample.begin() + static_cast<std::ptrdiff_t>(rank);
+  std::nth_element(sample.begin(), nth, sample.end(), std::greater<>());
+  return std::clamp(*nth, std::uint32_t{1}, kInfBits);
+}
+
+void collect(const State& state, Range& range) {
+  const ResidualTile residual(state.args, state.segment);
+  alignas(64) float v[kTile];
+  std::uint32_t index[kTile + 16];
+  range.count = 0;
+  for (std::int64_t a = range.task.begin; a < range.task.end; a += kTile) {
+    const int n = static_cast<int>(std::min<std::int64_t>(kTile, range.task.end - a));
+    residual.load(a, n, v);
+    const std::size_t hits = state.args.kernels->find(v, n, state.least, index);
+    for (std::size_t i = 0; i < hits; ++i) {
+      range.found[range.count + i] = bits(v[index[i]]) & kAbsMask;
+    }
+    range.count += hits;
+  }
+}
+
+// The k-th largest candidate, eleven bits at a time from the top.
+std::uint32_t kth_largest(const State& state, std::int64_t k) {
+  std::uint32_t prefix = 0;
+  std::vector<std::int64_t> histogram;
+  for (int shift : {20, 10, 0}) {
+    const int width = shift == 20 ? 11 : 10;
+    histogram.assign(std::size_t{1} << width, 0);
+    for (std::size_t r = 0; r < state.count; ++r) {
+      const Range& range = state.ranges[r];
+      for (std::size_t i = 0; i < range.count; ++i) {
+        const std::uint32_t u = range.found[i];
+        if (shift == 20 || u >> (shift + width) == prefix) {
+          ++histogram[(u >> shift) & ((1u << width) - 1)];
+        }
+      }
+    }
+    std::uint32_t digit = (1u << width) - 1;
+    for (; histogram[digit] < k; --digit) k -= histogram[digit];
+    prefix = prefix << width | digit;
+  }
+  return prefix;
+}
+
+// Counts each range's share; the lower ranges take the ties.
+void share(State& state) {
+  std::int64_t left = state.seg().k;
+  for (std::size_t r = 0; r < state.count; ++r) {
+    Range& range = state.ranges[r];
+    range.above = range.ties = 0;
+    for (std::size_t i = 0; i < range.count; ++i) {
+      range.above += range.found[i] > state.threshold;
+      range.ties += range.found[i] == state.threshold;
+    }
+    if (state.threshold == 0) {
+      range.ties = static_cast<std::uint32_t>(range.task.end - range.task.begin - range.count);
+    }
+    left -= range.above;
+  }
+  std::int64_t position = 0;
+  for (std::size_t r = 0; r < state.count; ++r) {
+    Range& range = state.ranges[r];
+    range.ties = static_cast<std::uint32_t>(std::min<std::int64_t>(range.ties, left));
+    left -= range.ties;
+    range.position = position;
+    position += range.above + range.ties;
+  }
+}
+
+// Finds the threshold, or returns with the segment unsettled if the bound was too high.
+void settle(State& state) {
+  std::int64_t total = 0;
+  for (std::size_t r = 0; r < state.count; ++r) {
+    const Range& range = state.ranges[r];
+    total += static_cast<std::int64_t>(range.count);
+    state.not_finite |= std::any_of(range.found, range.found + range.count,
+                                    [](std::uint32_t u) { return u >= kInfBits; });
+  }
+  if (state.not_finite) {
+    state.settled = true;
+    return;
+  }
+  const std::int64_t k = state.seg().k;
+  if (total < k && state.least > 1) return;
+  state.threshold = total < k ? 0 : kth_largest(state, k);
+  share(state);
+  state.settled = true;
+}
+
+// One range's entries and residual, from the threshold on.
+class Writer {
+ public:
+  Writer(const State& state, const Range& range)
+      : state_(state), residual_(state.args, state.segment), ties_(range.ties) {
+    const Segment& segment = state.seg();
+    offsets_ = state.args.wire + segment.section(1) + 2 * range.position;
+    values_ = state.args.wire + segment.section(2) + 2 * range.position;
+  }
+
+  void tile(std::int64_t begin, std::int64_t a, int n) {
+    alignas(64) float v[kTile], e[kTile];
+    std::uint32_t index[kTile + 16];
+    residual_.load(a, n, v);
+    if (residual_.any()) std::memcpy(e, v, n * sizeof(float));
+    const std::size_t hits = find(v, n, index);
+    for (std::size_t i = 0; i < hits; ++i) {
+      const float x = v[index[i]];
+      const std::uint32_t u = bits(x) & kAbsMask;
+      if (u == state_.threshold && ties_ == 0) continue;
+      ties_ -= u == state_.threshold;
+      const std::uint16_t value = bf16_saturate(x);
+      e[index[i]] = x - bf16_value(value);
+      store(offsets_, static_cast<std::uint16_t>(a - begin + index[i]));
+      store(values_, value);
+      offsets_ += 2;
+      values_ += 2;
+    }
+    residual_.store(a, n, e);
+  }
+
+ private:
+  std::size_t find(const float* v, int n, std::uint32_t* index) const {
+    if (state_.threshold > 0) return state_.args.kernels->find(v, n, state_.threshold, index);
+    for (int i = 0; i < n; ++i) index[i] = static_cast<std::uint32_t>(i);
+    return n;
+  }
+
+  const State& state_;
+  ResidualTile residual_;
+  std::uint32_t ties_;
+  std::uint8_t *offsets_, *values_;
+};
+
+void write_range(const State& state, const Range& range) {
+  const Segment& segment = state.seg();
+  const std::int64_t begin = range.task.begin, end = range.task.end;
+  const std::uint32_t count = state.not_finite ? kTopkNotFinite : range.above + range.ties;
+  store(state.args.wire + segment.section(0) + begin / kTopkRange * 4, count);
+  if (state.not_finite) {
+    const ResidualTile residual(state.args, state.segment);
+    if (residual.any()) residual.keep(begin, static_cast<int>(end - begin));
+    return;
+  }
+  Writer writer(state, range);
+  for (std::int64_t a = begin; a < end; a += kTile) {
+    writer.tile(begin, a, static_cast<int>(std::min<std::int64_t>(kTile, end - a)));
+  }
+}
+
+// Bytes no range writes: paddings, and all entries of a segment that is not finite.
+void clear_rest(const State& state) {
+  const Segment& segment = state.seg();
+  for (int i = 0; i < 3; ++i) {
+    std::uint8_t* section = state.args.wire + segment.section(i);
+    const std::int64_t used = segment.sections.used[i];
+    const std::int64_t from = state.not_finite && i > 0 ? 0 : used;
+    std::memset(section + from, 0, align16(used) - from);
+  }
+}
+
+std::vector<State> make_states(const EncodeArgs& args, std::vector<Range>& ranges) {
+  std::vector<State> states;
+  for (Range& range : ranges) {
+    if (states.empty() || states.back().segment != range.task.segment) {
+      states.push_back({args, range.task.segment, &range, 0, 1, 0, false, false});
+    }
+    ++states.back().count;
+  }
+  return states;
+}
+
+void find_thresholds(const EncodeArgs& args, std::vector<State>& states) {
+  for (double slack : {1.25, 5.0, 1e300}) {
+    std::vector<std::pair<State*, Range*>> work;
+    for (State& state : states) {
+      if (state.settled) continue;
+      state.least = guess_least(state, slack);
+      for (std::size_t r = 0; r < state.count; ++r) work.emplace_back(&state, state.ranges + r);
+    }
+    parallel_for(args.threads, work.size(),
+                 [&](std::size_t i) { collect(*work[i].first, *work[i].second); });
+    parallel_for(args.threads, states.size(), [&](std::size_t i) {
+      if (!states[i].settled) settle(states[i]);
+    });
+  }
+}
+
+}  // namespace
+
+ByteRange topk_slice(const Segment& segment, std::int64_t i, std::int64_t count) {
+  const std::int64_t words = segment.sections.nbytes() / 8;
+  return {words * i / count * 8, words * (i + 1) / count * 8};
+}
+
+void encode_topk(const EncodeArgs& args, std::atomic<std::uint64_t>* sums) {
+  const std::vector<Task>& tasks = args.layout->topk_tasks;
+  // malloc'd, not filled: pages that no candidate reaches cost nothing.
+  const std::unique_ptr<std::uint32_t[]> scratch(new std::uint32_t[tasks.size() * kTaskSize]);
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    ranges.push_back({tasks[i], scratch.get() + i * kTaskSize, 0, 0, 0, 0});
+  }
+  std::vector<State> states = make_states(args, ranges);
+  find_thresholds(args, states);
+  std::vector<const State*> owner;
+  for (const State& state : states) {
+    owner.insert(owner.end(), state.count, &state);
+    clear_rest(state);
+  }
+  parallel_for(args.threads, ranges.size(),
+               [&](std::size_t i) { write_range(*owner[i], ranges[i]); });
+  if (!args.checksum) return;
+  parallel_for(args.threads, ranges.size(), [&](std::size_t i) {
+    const Segment& segment = owner[i]->seg();
+    const ByteRange slice = topk_slice(segment, &ranges[i] - owner[i]->ranges, owner[i]->count);
+    const std::int64_t at = segment.body + slice.begin;
+    const std::int64_t word = (at - args.layout->frames[segment.frame].start) / 8;
+    sums[segment.frame] +=
+        args.kernels->checksum(args.wire + at, (slice.end - slice.begin) / 8, word);
+  });
+}
+
+namespace {
+
+struct Entries {
+  const std::uint8_t *counts, *offsets, *values;
+  std::uint32_t count;  // in this range
+};
+
+// Checks every count of the segment; entries of this range in `entries`.
+std::optional<TopkFault> open_range(const Segment& segment, const std::uint8_t* wire, int w,
+                                    std::int64_t range, Entries& entries) {
+  const std::uint8_t* counts = wire + segment.section(0);
+  const std::int64_t ranges = (segment.n + kTopkRange - 1) / kTopkRange;
+  std::int64_t total = 0, before = 0, flagged = 0;
+  for (std::int64_t r = 0; r < ranges; ++r) {
+    const auto count = load<std::uint32_t>(counts + 4 * r);
+    if (r == range) before = total;
+    if (count == kTopkNotFinite) {
+      ++flagged;
+    } else if (count > std::min(kTopkRange, segment.n - r * kTopkRange)) {
+      return TopkFault{w, "a topk count within its range", count};
+    } else {
+      total += count;
+    }
+  }
+  if (flagged != 0 && (flagged != ranges || total != 0)) {
+    return TopkFault{w, "all topk counts or none to be flagged", static_cast<std::uint64_t>(flagged)};
+  }
+  if (flagged == 0 && total != segment.k) {
+    return TopkFault{w, "topk counts that add up to k", static_cast<std::uint64_t>(total)};
+  }
+  entries = {counts, wire + segment.section(1) + 2 * before, wire + segment.section(2) + 2 * before,
+             load<std::uint32_t>(counts + 4 * range)};
+  return {};
+}
+
+std::optional<TopkFault> add_entries(const Entries& entries, int w, std::int64_t n, float* out) {
+  std::int64_t last = -1;
+  for (std::uint32_t i = 0; i < entries.count; ++i) {
+    const std::int64_t at = load<std::uint16_t>(entries.offsets + 2 * i);
+    const auto value = load<std::uint16_t>(entries.values + 2 * i);
+    if (at <= last || at >= n) {
+      return TopkFault{w, "topk offsets that increase within their range",
+                       static_cast<std::uint64_t>(at)};
+    }
+    if ((value & 0x7fff) > kBf16Max) return TopkFault{w, "a finite topk value", value};
+    out[at] = w == 0 ? bf16_value(value) : out[at] + bf16_value(value);
+    last = at;
+  }
+  return {};
+}
+
+bool all_zero(const std::uint8_t* p, std::int64_t nbytes) {
+  return std::all_of(p, p + nbytes, [](std::uint8_t b) { return b == 0; });
+}
+
+}  // namespace
+
+std::optional<TopkFault> decode_topk(const DecodeArgs& args, const Task& task) {
+  const Segment& segment = args.layout->segments[task.segment];
+  const std::int64_t n = task.end - task.begin, range = task.begin / kTopkRange;
+  float* out = args.out + segment.offset + task.begin;
+  std::fill_n(out, n, 0.0f);
+  bool not_finite = false;
+  for (int w = 0; w < args.count; ++w) {
+    Entries entries;
+    if (auto fault = open_range(segment, args.wires[w], w, range, entries)) return fault;
+    if (entries.count == kTopkNotFinite) {
+      const std::int64_t at = segment.section(1), end = segment.body + segment.sections.nbytes();
+      if (range == 0 && !all_zero(args.wires[w] + at, end - at)) {
+        return TopkFault{w, "no topk entries in a segment that is not finite", 1};
+      }
+      not_finite = true;
+    } else if (auto fault = add_entries(entries, w, n, out)) {
+      return fault;
+    }
+  }
+  if (not_finite) std::fill_n(out, n, from_bits(kNanBits));
+  return {};
+}
+
+}  // namespace zcomm

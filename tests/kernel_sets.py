@@ -1,0 +1,25 @@
+"""The kernel sets that this machine has; tests run over all of them."""
+
+from __future__ import annotations
+
+import zcomm
+
+_PRESENT = [name for name, reason in zcomm.available_kernels().items() if not reason]
+# "cpu" is one of the cpu:<isa> sets under another name.
+KERNEL_SETS = [name for name in _PRESENT if name != "cpu"]
+
+SPECS = [
+    "none",
+    "bf16",
+    "fp16",
+    "int8",
+    "fp8",
+    "int4",
+    "lm4",
+    "lm3",
+    "lm2",
+    "sign",
+    "topk:0.1",
+    "int4:block=32",
+    "lm3:block=1024",
+]

@@ -1,0 +1,312 @@
+"""Layouts: segments in frames, residual tables, and the wires that a decoder refuses."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernel_sets import KERNEL_SETS
+from zcomm import Layout, Residuals, Segment, WireError, codec
+from zcomm.wire import checksum, layout_hash
+
+PARTS = [
+    Segment(codec("lm4"), 300, offset=10, peer=2),
+    Segment(codec("none"), 7, offset=0, peer=0),
+    Segment(codec("topk:0.1"), 50, offset=400, peer=0),
+    Segment(codec("int8"), 0, offset=310, peer=2),
+    Segment(codec("int8:block=32"), 77, offset=320, peer=2),
+]
+
+
+def gradient(n: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
+
+
+def fresh_residuals(layout: Layout, dtype: torch.dtype) -> list[Tensor]:
+    sizes = [s.codec.residual_numel(s.numel, dtype) for s in layout.segments]
+    return [torch.zeros(size, dtype=dtype) for size in sizes]
+
+
+def test_frames_lie_one_after_another() -> None:
+    layout = Layout(PARTS, peers=4)
+    sizes = [s.codec.body_nbytes(s.numel) for s in PARTS]
+    expected = (32 + sizes[1] + sizes[2], 32, 32 + sizes[0] + sizes[3] + sizes[4], 32)
+    assert layout.frame_nbytes == expected
+    assert layout.wire_nbytes == sum(expected)
+    assert (layout.numel, layout.span, layout.peers) == (434, 450, 4)
+    third = sum(expected[:2])
+    assert layout.body_starts == (
+        third + 32,
+        32,
+        32 + sizes[1],
+        third + 32 + sizes[0],
+        third + 32 + sizes[0],
+    )
+
+
+def test_peers_default_to_those_that_have_segments() -> None:
+    assert Layout(PARTS).peers == 3
+    assert Layout([]).frame_nbytes == (32,)
+    with pytest.raises(ValueError, match="expected peers >= 3 for these segments, got 2"):
+        Layout(PARTS, peers=2)
+
+
+def test_layout_hash_is_fnv1a() -> None:
+    assert layout_hash([]) == 0x811C9DC5
+    value = 0x811C9DC5
+    for byte in struct.pack("<BBQQ", 7, 7, 300, 0) + struct.pack("<BBQQ", 11, 0, 50, 5):
+        value = (value ^ byte) * 0x01000193 % 2**32
+    assert layout_hash([(7, 7, 300, 0), (11, 0, 50, 5)]) == value
+
+
+def test_checksum_leaves_itself_out_and_wraps() -> None:
+    words = [2**63 + 5, 2**64 - 1, 3, 77, 2**64 - 9, 12]
+    frame = torch.frombuffer(bytearray(struct.pack("<6Q", *words)), dtype=torch.uint8)
+    expected = sum(w * (2 * i + 1) for i, w in enumerate(words) if i != 3) % 2**64
+    assert checksum(frame) == expected
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_header_fields(kernels: str, verify: bool) -> None:
+    layout = Layout(PARTS, peers=4)
+    wire = layout.encode(gradient(450), verify=verify, kernels=kernels)
+    start = 0
+    codecs, elements = (255, 0, 255, 0), (57, 0, 377, 0)
+    for p, nbytes in enumerate(layout.frame_nbytes):
+        frame = wire[start : start + nbytes].clone()
+        fields = struct.unpack("<4sHBBQIIQ", bytes(frame[:32].tolist()))
+        rows = [
+            (s.codec.id, s.codec.log2_block, s.numel, s.codec.k(s.numel))
+            for s in PARTS
+            if s.peer == p
+        ]
+        total = checksum(frame) if verify else 0
+        expected = (codecs[p], int(verify), elements[p], nbytes // 16, layout_hash(rows), total)
+        assert fields == (b"ZCOM", 1, *expected)
+        start += nbytes
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_segments_are_encoded_each_on_its_own(kernels: str) -> None:
+    layout, grad = Layout(PARTS, peers=4), gradient(450)
+    wire = layout.encode(grad, prescale=0.25, kernels=kernels)
+    out = torch.full((460,), 9.0)
+    assert layout.decode(wire, out=out, kernels=kernels) is out
+    expected = torch.full((460,), 9.0)
+    for segment, start in zip(PARTS, layout.body_starts):
+        part = grad[segment.offset : segment.offset + segment.numel]
+        alone = segment.codec.encode(part, prescale=0.25, kernels=kernels)
+        assert torch.equal(wire[start : start + alone.numel() - 32], alone[32:])
+        decoded = segment.codec.decode(alone, segment.numel, kernels=kernels)
+        expected[segment.offset : segment.offset + segment.numel] = decoded
+    assert torch.equal(out, expected)
+    gaps = layout.decode(wire, kernels=kernels)
+    assert gaps.shape == (450,)
+    assert not gaps[7:10].any()
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_a_peers_frame_is_the_wire_of_its_own_layout(kernels: str) -> None:
+    layout, grad = Layout(PARTS, peers=4), gradient(450)
+    frames = layout.encode(grad, kernels=kernels).split(list(layout.frame_nbytes))
+    for peer, frame in enumerate(frames):
+        own = Layout([Segment(s.codec, s.numel, s.offset) for s in PARTS if s.peer == peer])
+        assert torch.equal(own.encode(grad, kernels=kernels), frame)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_double_buffered_residuals_leave_their_inputs(kernels: str, dtype: torch.dtype) -> None:
+    layout, grad = Layout(PARTS), gradient(450)
+    tensors = fresh_residuals(layout, dtype)
+    in_place = Residuals(layout, tensors)
+    layout.encode(grad, in_place, kernels=kernels)
+    before = [t.clone() for t in tensors]
+    outputs = fresh_residuals(layout, dtype)
+    wire = layout.encode(grad, Residuals(layout, tensors, outputs), kernels=kernels)
+    assert all(map(torch.equal, tensors, before))
+    assert torch.equal(layout.encode(grad, in_place, kernels=kernels), wire)
+    assert all(map(torch.equal, tensors, outputs))
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_flat_residual_is_indexed_by_offset(kernels: str) -> None:
+    layout, grad = Layout(PARTS), gradient(450)
+    flat, tensors = torch.zeros(450), fresh_residuals(layout, torch.float32)
+    held, apart = Residuals(layout, flat), Residuals(layout, tensors)
+    for _ in range(2):
+        wire = layout.encode(grad, held, kernels=kernels)
+        assert torch.equal(wire, layout.encode(grad, apart, kernels=kernels))
+    for segment, t in zip(PARTS, tensors):
+        assert torch.equal(flat[segment.offset : segment.offset + segment.numel], t)
+    assert not flat[7:10].any()
+
+
+def test_address_tables() -> None:
+    layout = Layout(PARTS)
+    tensors, outputs = fresh_residuals(layout, torch.int8), fresh_residuals(layout, torch.int8)
+    held = Residuals(layout, tensors, outputs)
+    assert held.in_addresses.dtype == torch.int64
+    assert held.in_addresses.tolist() == [t.data_ptr() for t in tensors]
+    assert held.out_addresses.tolist() == [t.data_ptr() for t in outputs]
+    alone = Residuals(layout, tensors)
+    assert alone.out_addresses.tolist() == held.in_addresses.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lm4", 5), "expected a Codec, got 'lm4'"),
+        ((codec("lm4"), -1), "expected numel >= 0, got -1"),
+        ((codec("lm4"), 1, -2), "expected offset >= 0, got -2"),
+        ((codec("lm4"), 1, 0, -1), "expected peer >= 0, got -1"),
+    ],
+)
+def test_bad_segment_is_refused(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Segment(*arguments)  # type: ignore[arg-type]
+
+
+def test_overlapping_segments_are_refused() -> None:
+    c = codec("none")
+    Layout([Segment(c, 5, 5), Segment(c, 0, 3), Segment(c, 5, 0)])
+    with pytest.raises(ValueError, match="one at offset 4 where another ends at 5"):
+        Layout([Segment(c, 5, 4), Segment(c, 5, 0)])
+
+
+def test_bad_residuals_are_refused() -> None:
+    layout = Layout(PARTS)
+    good = fresh_residuals(layout, torch.float32)
+    memory = torch.zeros(600)
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: Residuals(layout, good[:-1]), "expected 5 tensors, one per segment, got 4"),
+        (
+            lambda: Residuals(layout, [*good[:-1], good[-1].bfloat16()]),
+            "residual 4: expected dtype",
+        ),
+        (lambda: Residuals(layout, [*good[:-1], torch.zeros(76)]), r"expected shape \(77,\)"),
+        (lambda: Residuals(layout, torch.zeros(449)), "of 450 elements"),
+        (lambda: Residuals(layout, torch.zeros(450, dtype=torch.int8)), "one tensor per segment"),
+        (lambda: Residuals(layout, good, good[:2]), "outputs: expected 5 tensors"),
+        (lambda: Residuals(layout, memory, memory[1:]), "separate residuals"),
+        (lambda: Layout(PARTS).encode(gradient(450), Residuals(layout, good)), "of this layout"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_gradient_shorter_than_the_span_is_refused() -> None:
+    layout = Layout(PARTS)
+    with pytest.raises(ValueError, match="gradient: expected 450 elements, got 449"):
+        layout.encode(gradient(449), kernels="reference")
+    with pytest.raises(ValueError, match="expected a contiguous 1-D tensor"):
+        layout.encode(gradient(450).view(2, 225), kernels="reference")
+
+
+@pytest.mark.parametrize(
+    ("at", "replacement", "message"),
+    [
+        (0, b"X", "magic"),
+        (4, b"\2", "version 1, got 2"),
+        (6, b"\4", "codec lm4, got int8"),
+        (7, b"\3", "flags"),
+        (7, b"\0", "checksum"),
+        (8, b"\7", "elements 130, got 7"),
+        (16, b"\1", "units"),
+        (20, b"\1\2\3", "layout"),
+        (24, b"\1\2\3", "checksum"),
+        (70, b"\xff\xff", "checksum"),
+    ],
+)
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_changed_bytes_are_refused(kernels: str, at: int, replacement: bytes, message: str) -> None:
+    c = codec("lm4")
+    good = c.encode(gradient(130), kernels=kernels)
+    bad = good.clone()
+    bad[at : at + len(replacement)] = torch.tensor(list(replacement), dtype=torch.uint8)
+    assert not torch.equal(good, bad)
+    with pytest.raises(WireError, match=f"wire 2.*expected.*{message}|wire 2.*{message}") as caught:
+        c.decode_sum([good, good, bad, good], 130, kernels=kernels)
+    assert caught.value.wire_index == 2
+    assert "got" in str(caught.value)
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_frame_without_checksum_needs_verify_off(kernels: str) -> None:
+    c = codec("lm4")
+    plain = c.encode(gradient(130), verify=False, kernels=kernels)
+    with pytest.raises(WireError, match="checksum"):
+        c.decode(plain, 130, kernels=kernels)
+    decoded = c.decode(plain, 130, verify=False, kernels=kernels)
+    summed = c.encode(gradient(130), kernels=kernels)
+    assert torch.equal(decoded, c.decode(summed, 130, verify=False, kernels=kernels))
+    plain[24] = 1
+    with pytest.raises(WireError, match="checksum"):
+        c.decode(plain, 130, verify=False, kernels=kernels)
+
+
+# Spec, n, and the bytes of the body of gradient(n) that are changed.
+MALFORMED = {
+    "subnormal scale": ("int8", 130, {0: 0x7F, 1: 0x00}),
+    "negative scale": ("lm4", 130, {1: 0x80}),
+    "infinite scale": ("sign", 130, {0: 0x80, 1: 0x7F}),
+    "other NaN scale": ("fp8", 130, {0: 0xC1, 1: 0x7F}),
+    "code in a zero block": ("lm3", 130, {0: 0, 1: 0}),
+    "code in a NaN block": ("int4", 130, {0: 0xC0, 1: 0x7F}),
+    "int8 -128": ("int8", 130, {16 + 129: 0x80}),
+    "int4 -8": ("int4", 130, {16 + 3: 0x81}),
+    "fp8 0x7f": ("fp8", 130, {16: 0x7F}),
+    "fp8 0xff": ("fp8", 130, {16: 0xFF}),
+    "padding after scales": ("int8", 130, {15: 1}),
+    "padding after codes": ("int8", 130, {16 + 130: 1}),
+    "padding after values": ("bf16", 5, {15: 1}),
+    "unused bits int4": ("int4", 1, {16: 0x10}),
+    "unused bits lm3": ("lm3", 1, {16: 0x08}),
+    "unused bits sign": ("sign", 9, {17: 0x02}),
+    "topk counts add up to less": ("topk:0.1", 50, {0: 4}),
+    "topk count beyond its range": ("topk:0.1", 50, {0: 51}),
+    "topk count of many": ("topk:0.1", 50, {3: 0x80}),
+    "topk offset outside": ("topk:0.1", 50, {16 + 8: 50}),
+    "topk offset far outside": ("topk:0.1", 50, {16 + 9: 0xFF}),
+    "topk offsets equal": ("topk:1", 50, {16 + 2: 0}),
+    "topk offsets decrease": ("topk:1", 50, {16 + 4: 0}),
+    "topk infinite value": ("topk:0.1", 50, {32: 0x80, 33: 0xFF}),
+    "topk padding after counts": ("topk:0.1", 50, {4: 1}),
+    "topk padding after offsets": ("topk:0.1", 50, {16 + 10: 1}),
+    "topk padding after values": ("topk:0.1", 50, {47: 1}),
+    "topk flagged with offsets": ("topk:0.1", 50, {0: 255, 1: 255, 2: 255, 3: 255}),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_malformed_body_is_refused_without_a_checksum_too(kernels: str, case: str) -> None:
+    spec, n, changes = MALFORMED[case]
+    c = codec(spec)
+    good = c.encode(gradient(n), verify=False, kernels=kernels)
+    if case.startswith("unused bits"):
+        good[48:] = 0
+        good[32:48] = torch.tensor([0x80, 0x3F] + [0] * 14, dtype=torch.uint8)
+    c.decode(good, n, verify=False, kernels=kernels)
+    bad = good.clone()
+    for at, value in changes.items():
+        bad[32 + at] = value
+    with pytest.raises(WireError, match=r"wire 1.*expected.*got") as caught:
+        c.decode_sum([good, bad], n, verify=False, kernels=kernels)
+    assert caught.value.wire_index == 1
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_wires_at_odd_addresses(kernels: str) -> None:
+    layout, grad = Layout(PARTS), gradient(450)
+    wire = layout.encode(grad, kernels=kernels)
+    memory = torch.zeros(layout.wire_nbytes + 3, dtype=torch.uint8)
+    out = layout.encode(grad, out=memory[3:], kernels=kernels)
+    assert torch.equal(out, wire)
+    assert torch.equal(layout.decode(out, kernels=kernels), layout.decode(wire, kernels=kernels))

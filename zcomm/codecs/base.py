@@ -1,0 +1,191 @@
+"""Codec: what users hold. A call on one is the one-segment case of a Layout."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from zcomm import wire
+from zcomm.codecs import residual_storage
+from zcomm.codecs.format import Encoded, Format
+from zcomm.layout import Layout, Residuals, Segment
+
+
+class Codec:
+    """A way to encode gradients. Immutable, hashable, equal to a codec of the same spec.
+
+    Made by `zcomm.codec("lm4")`. A gradient is contiguous, of any shape, fp32, bf16 or fp16.
+    """
+
+    __slots__ = ("block", "format", "id", "log2_block", "name", "spec")
+
+    format: Format
+    name: str
+    spec: str
+    id: int
+    block: int
+    log2_block: int
+
+    def __init__(self, format: Format) -> None:
+        fields = {
+            "format": format,
+            "name": format.name,
+            "spec": format.spec,
+            "id": wire.CODEC_IDS[format.name],
+            "block": format.block,
+            "log2_block": max(format.block.bit_length() - 1, 0),
+        }
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
+
+    def k(self, n: int) -> int:
+        """How many of n elements are sent, for topk; 0 for the others."""
+        return self.format.k(n)
+
+    def body_nbytes(self, n: int) -> int:
+        """The bytes of a segment of n elements, without a frame around it."""
+        return self.format.body_nbytes(_count(n))
+
+    def wire_nbytes(self, n: int) -> int:
+        """The bytes of a wire of n elements: the header and the body."""
+        return wire.HEADER_NBYTES + self.body_nbytes(n)
+
+    def residual_numel(self, n: int, dtype: torch.dtype = torch.float32) -> int:
+        """Elements of a residual of this storage dtype: n, or the bytes of an int8 body."""
+        if dtype not in residual_storage.DTYPES:
+            raise ValueError(
+                f"{self.spec}: expected residual dtype float32, bfloat16 or int8, got {dtype}"
+            )
+        return residual_storage.numel(_count(n), self.block, dtype)
+
+    def new_residual(
+        self,
+        n: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """A residual of zeros for n elements."""
+        return torch.zeros(self.residual_numel(n, dtype), dtype=dtype, device=device)
+
+    def encode(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+        prescale: float = 1.0,
+        verify: bool = True,
+        kernels: str | None = None,
+    ) -> Tensor:
+        """The wire of x * prescale + residual, as a 1-D uint8 tensor.
+
+        Overwrites `residual` with what the wire leaves out, and `out`, if given, with the wire.
+        `verify` adds a checksum.
+        """
+        layout = _layout(self, x.numel())
+        held = None if residual is None else Residuals(layout, (_flat(residual, "residual"),))
+        return layout.encode(
+            _flat(x, "gradient"), held, out=out, prescale=prescale, verify=verify, kernels=kernels
+        )
+
+    def decode(
+        self,
+        wire: Tensor,
+        n: int,
+        *,
+        out: Tensor | None = None,
+        verify: bool = True,
+        kernels: str | None = None,
+    ) -> Tensor:
+        """The n fp32 elements of a wire. Overwrites `out` if given. Refuses with a WireError."""
+        return self.decode_sum((wire,), n, out=out, verify=verify, kernels=kernels)
+
+    def decode_sum(
+        self,
+        wires: Sequence[Tensor] | Tensor,
+        n: int,
+        *,
+        out: Tensor | None = None,
+        verify: bool = True,
+        kernels: str | None = None,
+    ) -> Tensor:
+        """The fp32 sum of wires (a sequence, or the rows of a 2-D tensor), in their order.
+
+        Overwrites `out` if given. Refuses a malformed wire with a WireError; what `out` holds is
+        then undefined.
+        """
+        layout = _layout(self, n)
+        target = None if out is None else _whole(out, layout.span)
+        total = layout.decode_sum(wires, out=target, verify=verify, kernels=kernels)
+        return total if out is None else out
+
+    def encode_body(self, v: Tensor) -> Encoded:
+        """The plain-torch reference: the body of fp32 values v, n > 0."""
+        return self.format.encode_body(v)
+
+    def decode_body(self, body: Tensor, n: int) -> Tensor:
+        """The plain-torch reference: the terms of one body that are summed over wires."""
+        return self.format.decode_body(body, n)
+
+    def finish_sum(self, terms: Tensor, n: int) -> Tensor:
+        """The plain-torch reference: the decoded elements, from the sum of the terms."""
+        return self.format.finish_sum(terms, n)
+
+    def read_residual(self, stored: Tensor, n: int) -> Tensor:
+        """The plain-torch reference: a stored residual as fp32."""
+        return residual_storage.read(stored, n, self.block)
+
+    def write_residual(self, r: Tensor, kept: Tensor, stored: Tensor) -> Tensor:
+        """The plain-torch reference: the new storage of r, kept elements taken from `stored`."""
+        return residual_storage.write(r, kept, stored, self.block)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Codec) and self.spec == other.spec)
+
+    def __hash__(self) -> int:
+        return hash(self.spec)
+
+    def __repr__(self) -> str:
+        return f"codec({self.spec!r})"
+
+    def __reduce__(self) -> tuple[type[Codec], tuple[Format]]:
+        return Codec, (self.format,)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{self!r} is immutable: make another with codec(spec)")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{self!r} is immutable")
+
+
+@lru_cache(maxsize=128)
+def _layout(codec: Codec, n: int) -> Layout:
+    return Layout((Segment(codec, _count(n)),))
+
+
+def _count(n: int) -> int:
+    count = operator.index(n)
+    if count < 0:
+        raise ValueError(f"expected an element count n >= 0, got {count}")
+    return count
+
+
+def _flat(t: Tensor, what: str) -> Tensor:
+    if t.dim() == 1:
+        return t
+    if not t.is_contiguous():
+        raise ValueError(
+            f"expected a contiguous {what}, got strides {t.stride()}; call .contiguous()"
+        )
+    return t.detach().view(-1)
+
+
+def _whole(out: Tensor, n: int) -> Tensor:
+    if out.numel() != n:
+        raise ValueError(f"expected out of {n} elements, got {out.numel()}")
+    return _flat(out, "out")

@@ -1,0 +1,24 @@
+"""int8: a signed byte per element and a bf16 scale per block.
+
+| section | contents                                   |
+| ------- | ------------------------------------------ |
+| scales  | ceil(n/B) scales, bf16                     |
+| codes   | n codes, two's complement, 1 byte each     |
+
+    s    = min(bf16(absmax(v) / 127), 0x7c01)
+    code = clamp(rne(v * (1 / s)), -127, 127)
+    d    = code * s
+
+It is also how a residual is stored in 8 bits (residual_storage.py).
+"""
+
+from __future__ import annotations
+
+from zcomm.codecs.uniform import UniformFormat
+
+
+class Int8(UniformFormat):
+    name = "int8"
+    width = 8
+    limit = 127
+    cap = 0x7C01

@@ -1,0 +1,108 @@
+"""topk: the k = ceil(R*n) largest magnitudes; the others are not sent.
+
+| section | contents                                                              |
+| ------- | --------------------------------------------------------------------- |
+| counts  | ceil(n/65536) counts, 4 bytes: sent elements in each range            |
+| offsets | k offsets, 2 bytes: index in the range, increasing within the range   |
+| values  | k values, bf16, in the order of the offsets                           |
+
+    d = bf16(v) where sent (at most 0x7f7f), else +0
+
+Among equal magnitudes the lower index is sent. If any v is not finite, all counts are
+0xffffffff, the rest is 0, all elements decode to NaN and the residual stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from zcomm.codecs import arithmetic as ar
+from zcomm.codecs.format import Encoded, refuse, section, take_section
+from zcomm.wire import WireError, align16
+
+RANGE = 65536
+_FLAGGED = 0xFFFFFFFF
+
+
+def _range_count(n: int) -> int:
+    return -(-n // RANGE)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """`ratio` is the canonical decimal number, kept as text so that it is exact."""
+
+    ratio: str
+    name: ClassVar[str] = "topk"
+    block: ClassVar[int] = 0
+
+    @property
+    def spec(self) -> str:
+        return f"topk:{self.ratio}"
+
+    def k(self, n: int) -> int:
+        return math.ceil(Fraction(self.ratio) * n)
+
+    def body_nbytes(self, n: int) -> int:
+        return align16(4 * _range_count(n)) + 2 * align16(2 * self.k(n))
+
+    def encode_body(self, v: Tensor) -> Encoded:
+        size = ar.magnitude(v)
+        decoded = torch.zeros_like(v)
+        if bool((size >= ar.FP32_INF).any()):
+            return Encoded(self._flagged_body(v), decoded, torch.ones_like(v, dtype=torch.bool))
+        order = torch.sort(size, descending=True, stable=True).indices
+        index = order[: self.k(v.numel())].sort().values
+        values = ar.bf16_bits(v[index])
+        decoded[index] = ar.bf16_value(values)
+        counts = torch.bincount(index // RANGE, minlength=_range_count(v.numel()))
+        parts = (counts.to(torch.int32), (index % RANGE).to(torch.int16), values.to(torch.int16))
+        body = torch.cat([section(part) for part in parts])
+        return Encoded(body, decoded, torch.zeros_like(v, dtype=torch.bool))
+
+    def decode_body(self, body: Tensor, n: int) -> Tensor:
+        ranges, k = _range_count(n), self.k(n)
+        counts = take_section(body, 0, 4 * ranges).view(torch.int32).to(torch.int64) & _FLAGGED
+        at = align16(4 * ranges)
+        if bool((counts == _FLAGGED).all()):
+            refuse(body[at:] != 0, "expected zeros after flagged counts, got another in byte")
+            return torch.full((n,), math.nan, dtype=torch.float32, device=body.device)
+        index = self._indices(take_section(body, at, 2 * k), counts, n)
+        values = _unsigned(take_section(body, at + align16(2 * k), 2 * k))
+        infinite = (values & ar.BF16_INF) == ar.BF16_INF
+        refuse(infinite, "expected finite values, got", values)
+        terms = torch.zeros(n, dtype=torch.float32, device=body.device)
+        terms[index] = ar.bf16_value(values)
+        return terms
+
+    def finish_sum(self, terms: Tensor, n: int) -> Tensor:
+        return terms
+
+    def _flagged_body(self, v: Tensor) -> Tensor:
+        body = torch.zeros(self.body_nbytes(v.numel()), dtype=torch.uint8, device=v.device)
+        body[: 4 * _range_count(v.numel())] = 0xFF
+        return body
+
+    def _indices(self, raw: Tensor, counts: Tensor, n: int) -> Tensor:
+        """The increasing indices of the sent elements, all checked to be below n."""
+        starts = torch.arange(counts.numel(), device=raw.device) * RANGE
+        refuse(
+            counts > (n - starts).clamp_max(RANGE), "expected a count within its range, got", counts
+        )
+        if int(counts.sum()) != self.k(n):
+            raise WireError(f"expected counts that add up to {self.k(n)}, got {int(counts.sum())}")
+        index = torch.repeat_interleave(starts, counts) + _unsigned(raw)
+        # Offsets are below 65536, so an index can only leave the last range, which may be short.
+        refuse(index >= n, f"expected indices below {n}, got", index)
+        refuse(index[1:] <= index[:-1], "expected increasing offsets, got", index[1:] % RANGE)
+        return index
+
+
+def _unsigned(raw: Tensor) -> Tensor:
+    return raw.view(torch.int16).to(torch.int32) & 0xFFFF

@@ -1,0 +1,66 @@
+"""The choice between kernel sets.
+
+| name                              | what it is                                               |
+| --------------------------------- | -------------------------------------------------------- |
+| reference                         | plain torch, any device                                  |
+| cpu                               | compiled, the fastest ISA here, or the one of ZCOMM_CPU_ISA |
+| cpu:scalar, cpu:avx2, cpu:avx512  | compiled, that ISA                                       |
+
+Tensors on the CPU use `cpu`, others `reference`. ZCOMM_KERNELS names another set for all
+calls that name none. Both variables are read once, at the first use. There is no silent
+fallback: a set that is absent raises its reason.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+import torch
+
+from zcomm.kernels import cpu
+from zcomm.kernels.base import KernelSet
+from zcomm.kernels.reference import ReferenceKernels
+
+KERNELS_VARIABLE = "ZCOMM_KERNELS"
+NAMES = ("reference", "cpu", *(f"cpu:{isa}" for isa in cpu.ISAS))
+
+
+def select(device: torch.device, name: str | None = None) -> KernelSet:
+    """The kernel set of this name, or the default one for tensors on `device`."""
+    return _select(device.type, name)
+
+
+def available() -> dict[str, str]:
+    """Every kernel set's name, and why it is absent ("" if it is there)."""
+    return {name: _missing(name) for name in NAMES}
+
+
+@lru_cache(maxsize=64)
+def _select(device_type: str, name: str | None) -> KernelSet:
+    name = name or os.environ.get(KERNELS_VARIABLE) or _default(device_type)
+    if name not in NAMES:
+        raise ValueError(f"kernels: expected one of {', '.join(NAMES)}, got {name!r}")
+    if name != "reference" and device_type != "cpu":
+        raise ValueError(
+            f"kernels {name}: expected tensors on cpu, got {device_type}; use 'reference'"
+        )
+    reason = _missing(name)
+    if reason:
+        raise RuntimeError(f"kernels {name} are absent: {reason}")
+    return ReferenceKernels() if name == "reference" else cpu.CpuKernels(_isa(name))
+
+
+def _default(device_type: str) -> str:
+    return "cpu" if device_type == "cpu" else "reference"
+
+
+def _isa(name: str) -> str:
+    return cpu.chosen_isa() if name == "cpu" else name.removeprefix("cpu:")
+
+
+def _missing(name: str) -> str:
+    return "" if name == "reference" else cpu.missing(_isa(name))
+
+
+__all__ = ["NAMES", "KernelSet", "available", "select"]

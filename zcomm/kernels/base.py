@@ -1,0 +1,118 @@
+"""What a kernel set is, and what it sees of codecs, layouts and residuals.
+
+Kernels lie below those, so they are described here by what a kernel set uses of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from zcomm.wire import Frame
+
+
+class EncodedSegment(Protocol):
+    """The outcome of a codec's reference function."""
+
+    @property
+    def body(self) -> Tensor: ...
+    @property
+    def decoded(self) -> Tensor: ...
+    @property
+    def kept(self) -> Tensor: ...
+
+
+class SegmentCodec(Protocol):
+    """A codec, as far as layouts and kernel sets know it."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def spec(self) -> str: ...
+    @property
+    def log2_block(self) -> int: ...
+    def k(self, n: int) -> int: ...
+    def body_nbytes(self, n: int) -> int: ...
+    def residual_numel(self, n: int, dtype: torch.dtype) -> int: ...
+    def encode_body(self, v: Tensor) -> EncodedSegment: ...
+    def decode_body(self, body: Tensor, n: int) -> Tensor: ...
+    def finish_sum(self, terms: Tensor, n: int) -> Tensor: ...
+    def read_residual(self, stored: Tensor, n: int) -> Tensor: ...
+    def write_residual(self, r: Tensor, kept: Tensor, stored: Tensor) -> Tensor: ...
+
+
+class LayoutSegment(Protocol):
+    @property
+    def codec(self) -> SegmentCodec: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def peer(self) -> int: ...
+
+
+class KernelLayout(Protocol):
+    """A layout; `native` is where a kernel set keeps its own form of it."""
+
+    native: Any
+
+    @property
+    def segments(self) -> Sequence[LayoutSegment]: ...
+    @property
+    def body_starts(self) -> Sequence[int]: ...
+    @property
+    def frames(self) -> Sequence[Frame]: ...
+    @property
+    def wire_nbytes(self) -> int: ...
+    @property
+    def numel(self) -> int: ...
+
+
+class KernelResiduals(Protocol):
+    """Residuals, one tensor per segment, and the tables of their addresses."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def inputs(self) -> Sequence[Tensor]: ...
+    @property
+    def outputs(self) -> Sequence[Tensor]: ...
+    @property
+    def in_addresses(self) -> Tensor: ...
+    @property
+    def out_addresses(self) -> Tensor: ...
+
+
+class KernelSet(Protocol):
+    """The primitives over all segments of a layout. Arguments have been checked by the layout."""
+
+    @property
+    def name(self) -> str: ...
+
+    def encode(
+        self,
+        layout: KernelLayout,
+        grad: Tensor,
+        residuals: KernelResiduals | None,
+        wire: Tensor,
+        prescale: float,
+        verify: bool,
+        threads: int | None,
+    ) -> None:
+        """Overwrites `wire` and the residuals' outputs."""
+        ...
+
+    def decode_sum(
+        self,
+        layout: KernelLayout,
+        wires: Sequence[Tensor],
+        out: Tensor,
+        verify: bool,
+        threads: int | None,
+    ) -> None:
+        """Overwrites the segments' elements of `out`; raises WireError for a refused wire."""
+        ...

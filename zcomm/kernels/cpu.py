@@ -1,0 +1,122 @@
+"""The cpu kernel sets: compiled code, one set for each instruction set (ISA).
+
+`zcomm._core` knows no torch: it takes addresses and sizes, and runs without the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zcomm.kernels.base import KernelLayout, KernelResiduals
+from zcomm.wire import WireError
+
+ISAS = ("scalar", "avx2", "avx512")
+ISA_VARIABLE = "ZCOMM_CPU_ISA"
+_GRAD_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_RESIDUAL_DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 3}
+
+
+class CpuKernels:
+    """The compiled kernels of one ISA."""
+
+    def __init__(self, isa: str) -> None:
+        from zcomm import _core
+
+        self.name = f"cpu:{isa}"
+        self._core = _core
+        self._isa = ISAS.index(isa)
+
+    def encode(
+        self,
+        layout: KernelLayout,
+        grad: Tensor,
+        residuals: KernelResiduals | None,
+        wire: Tensor,
+        prescale: float,
+        verify: bool,
+        threads: int | None,
+    ) -> None:
+        inputs, outputs, dtype = 0, 0, 0
+        if residuals is not None:
+            inputs = residuals.in_addresses.data_ptr()
+            outputs = residuals.out_addresses.data_ptr()
+            dtype = _RESIDUAL_DTYPES[residuals.dtype]
+        self._core.encode(
+            layout.native or _native(layout),
+            self._isa,
+            threads or torch.get_num_threads(),
+            grad.data_ptr(),
+            _GRAD_DTYPES[grad.dtype],
+            prescale,
+            inputs,
+            outputs,
+            dtype,
+            wire.data_ptr(),
+            verify,
+        )
+
+    def decode_sum(
+        self,
+        layout: KernelLayout,
+        wires: Sequence[Tensor],
+        out: Tensor,
+        verify: bool,
+        threads: int | None,
+    ) -> None:
+        refused = self._core.decode_sum(
+            layout.native or _native(layout),
+            self._isa,
+            threads or torch.get_num_threads(),
+            [wire.data_ptr() for wire in wires],
+            out.data_ptr(),
+            verify,
+        )
+        if refused is not None:
+            raise WireError(refused[1], refused[0])
+
+
+def _native(layout: KernelLayout) -> Any:
+    from zcomm import _core
+
+    rows = [
+        (s.codec.id, s.codec.log2_block, s.numel, s.codec.k(s.numel), s.offset, s.peer, start)
+        for s, start in zip(layout.segments, layout.body_starts)
+    ]
+    layout.native = _core.Layout(rows, list(layout.frames))
+    return layout.native
+
+
+@lru_cache(maxsize=1)
+def _load() -> ModuleType | str:
+    """The native module, or why there is none."""
+    try:
+        from zcomm import _core
+    except ImportError as error:
+        return f"zcomm._core cannot be imported: {error}"
+    return _core
+
+
+def missing(isa: str) -> str:
+    """Why the kernels of this ISA are absent; "" if they are there."""
+    core = _load()
+    if isinstance(core, str):
+        return core
+    if isa not in core.built_isas():
+        return f"this build has {', '.join(core.built_isas())}, not {isa}"
+    return "" if isa in core.isas() else f"this CPU does not support {isa}"
+
+
+def chosen_isa() -> str:
+    """The ISA that `cpu` stands for: the one the environment forces, else the fastest here."""
+    forced = os.environ.get(ISA_VARIABLE)
+    if forced and forced not in ISAS:
+        raise ValueError(f"{ISA_VARIABLE}: expected one of {', '.join(ISAS)}, got {forced!r}")
+    core = _load()
+    return forced or (ISAS[0] if isinstance(core, str) else str(core.isas()[-1]))

@@ -1,0 +1,164 @@
+"""The reference kernel set: plain torch, any device, one segment after another.
+
+It is the wire format written down plainly, and what the other kernel sets are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from zcomm import wire as frames
+from zcomm.kernels.base import KernelLayout, KernelResiduals, LayoutSegment
+from zcomm.wire import Frame, WireError
+
+# Torch's element-wise operations split work among threads from this size on.
+_GRAIN = 32768
+_FP32_INF = 0x7F800000
+_FP32_NAN = 0x7FC00000
+
+
+class ReferenceKernels:
+    name = "reference"
+
+    @torch.no_grad()
+    def encode(
+        self,
+        layout: KernelLayout,
+        grad: Tensor,
+        residuals: KernelResiduals | None,
+        wire: Tensor,
+        prescale: float,
+        verify: bool,
+        threads: int | None,
+    ) -> None:
+        with _subnormals_kept(grad.device, layout.numel):
+            buffer = torch.zeros(layout.wire_nbytes, dtype=torch.uint8, device=grad.device)
+            factor = torch.tensor(prescale, dtype=torch.float32, device=grad.device)
+            for i, segment in enumerate(layout.segments):
+                if segment.numel:
+                    v = _slice(grad, segment).to(torch.float32) * factor
+                    body = _encode_segment(segment, v, residuals, i)
+                    buffer[layout.body_starts[i] :][: body.numel()] = body
+            for frame in layout.frames:
+                _write_header(buffer, frame, verify)
+            wire.copy_(buffer)
+
+    @torch.no_grad()
+    def decode_sum(
+        self,
+        layout: KernelLayout,
+        wires: Sequence[Tensor],
+        out: Tensor,
+        verify: bool,
+        threads: int | None,
+    ) -> None:
+        with _subnormals_kept(out.device, layout.numel):
+            # A copy starts at an aligned address, so that it can be read as wider integers.
+            copies = [wire.clone(memory_format=torch.contiguous_format) for wire in wires]
+            for w, wire in enumerate(copies):
+                _check_frames(layout, wire, verify, w)
+            for i, segment in enumerate(layout.segments):
+                if segment.numel:
+                    _slice(out, segment).copy_(_decode_segment(layout, i, copies))
+
+
+def _slice(flat: Tensor, segment: LayoutSegment) -> Tensor:
+    return flat[segment.offset : segment.offset + segment.numel]
+
+
+def _encode_segment(
+    segment: LayoutSegment, v: Tensor, residuals: KernelResiduals | None, index: int
+) -> Tensor:
+    """The body; the segment's residual is overwritten."""
+    codec = segment.codec
+    if residuals is None:
+        return codec.encode_body(v).body
+    stored = residuals.inputs[index]
+    v = v + codec.read_residual(stored, segment.numel)
+    encoded = codec.encode_body(v)
+    new = codec.write_residual(v - encoded.decoded, encoded.kept, stored)
+    residuals.outputs[index].copy_(new)
+    return encoded.body
+
+
+def _write_header(buffer: Tensor, frame: Frame, verify: bool) -> None:
+    whole = buffer[frame.start : frame.start + frame.nbytes]
+    header = whole[: frames.HEADER_NBYTES]
+    header.copy_(_bytes(frames.frame_header(frame, verify=verify)))
+    if verify:
+        total = frames.checksum(whole)
+        header.copy_(_bytes(frames.frame_header(frame, verify=True, checksum=total)))
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _check_frames(layout: KernelLayout, wire: Tensor, verify: bool, index: int) -> None:
+    for f, frame in enumerate(layout.frames):
+        whole = wire[frame.start : frame.start + frame.nbytes]
+        label = f"wire {index}" if len(layout.frames) == 1 else f"wire {index}, frame {f}"
+        try:
+            header = bytes(whole[: frames.HEADER_NBYTES].tolist())
+            stored = frames.check_header(header, frame, verify=verify)
+            if verify and stored != frames.checksum(whole):
+                raise WireError(f"expected checksum {frames.checksum(whole):#x}, got {stored:#x}")
+        except WireError as error:
+            raise WireError(f"{label}: {error}", index) from None
+
+
+def _decode_segment(layout: KernelLayout, index: int, wires: Sequence[Tensor]) -> Tensor:
+    """The sum over wires, in order and starting from the first one's terms."""
+    segment, start = layout.segments[index], layout.body_starts[index]
+    total: Tensor | None = None
+    for w, wire in enumerate(wires):
+        body = wire[start : start + segment.codec.body_nbytes(segment.numel)]
+        try:
+            terms = segment.codec.decode_body(body, segment.numel)
+        except WireError as error:
+            message = f"wire {w}, segment {index} ({segment.codec.spec}): {error}"
+            raise WireError(message, w) from None
+        total = terms if total is None else total + terms
+    assert total is not None
+    return _canonical_nan(segment.codec.finish_sum(total, segment.numel))
+
+
+def _canonical_nan(x: Tensor) -> Tensor:
+    bits = x.view(torch.int32)
+    return torch.where((bits & 0x7FFFFFFF) > _FP32_INF, _FP32_NAN, bits).view(torch.float32)
+
+
+@contextmanager
+def _subnormals_kept(device: torch.device, numel: int) -> Iterator[None]:
+    """Undoes torch.set_flush_denormal(True) while inside.
+
+    The mode belongs to a thread, and threads of torch's pool may have inherited it, out of
+    reach; so everything runs in the calling thread then.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    flushing, pool_flushing = _flushes(1), numel >= _GRAIN and _flushes(_GRAIN)
+    if not (flushing or pool_flushing):
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(flushing)
+        torch.set_num_threads(threads)
+
+
+def _flushes(per_thread: int) -> bool:
+    """Whether a product that is subnormal becomes 0, in this thread or (from _GRAIN on) any."""
+    count = 1 if per_thread == 1 else per_thread * torch.get_num_threads()
+    subnormal = torch.full((count,), 0x00400000, dtype=torch.int32, device="cpu")
+    halves = subnormal.view(torch.float32) * 0.5
+    return bool((halves.view(torch.int32) == 0).any())
