@@ -37,7 +37,7 @@ const zcomm::Kernels* kernels(int isa) {
 }
 
 void encode(const zcomm::Layout& layout, int isa, int threads, std::uintptr_t grad, int grad_dtype,
-            float prescale, std::uintptr_t residual_in, std::uintptr_t residual_out,
+            double prescale, std::uintptr_t residual_in, std::uintptr_t residual_out,
             int residual_dtype, std::uintptr_t wire, bool verify) {
   const zcomm::EncodeArgs args{&layout,
                                kernels(isa),

@@ -296,7 +296,7 @@ def test_environment_names_the_isa(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_native_core_is_an_error_not_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZCOMM_KERNELS", raising=False)
     monkeypatch.setattr(cpu, "_load", lambda: "zcomm._core cannot be imported: no such file")
-    with pytest.raises(RuntimeError, match="kernels cpu are absent: .*no such file"):
+    with pytest.raises(RuntimeError, match=r"kernels cpu are absent: .*no such file"):
         codec("int8").encode(X)
     with pytest.raises(ValueError, match="kernels cpu: expected tensors on cpu, got cuda"):
         kernel_sets.select(torch.device("cuda"), "cpu")

@@ -53,12 +53,12 @@ def tree(t: list[float]) -> float:
 
 
 def hadamard(t: list[float]) -> list[float]:
-    t, h = list(t), len(t) // 2
-    while h:
+    t, h = list(t), 1
+    while h < len(t):
         for i in range(len(t)):
             if not i & h:
                 t[i], t[i + h] = f32(t[i] + t[i + h]), f32(t[i] - t[i + h])
-        h //= 2
+        h *= 2
     return t
 
 
@@ -98,10 +98,10 @@ def fp8_block(v: list[float]) -> tuple[int, list[int]]:
 
 
 def sign_block(v: list[float]) -> tuple[int, list[int]]:
-    e = max(map(bits, map(abs, v))) >> 23
-    p = max(254 - e, 1)
-    mean = f32(tree([f32(abs(x) * 2.0 ** (p - 127)) for x in v]) / len(v))
-    return min(bf16(f32(mean * 2.0 ** (127 - p))), 0x7F7F) if e else 0, [bits(x) >> 31 for x in v]
+    shift = 64 if max(map(abs, v)) >= 2.0**100 else 0
+    mean = f32(tree([f32(abs(x) * 2.0**-shift) for x in v]) / len(v))
+    scale = min(bf16(f32(mean * 2.0**shift)), 0x7F7F)
+    return scale if scale >= 0x80 else 0, [bits(x) >> 31 for x in v]
 
 
 def lm_block(name: str, v: list[float]) -> tuple[int, list[int]]:

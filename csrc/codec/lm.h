@@ -40,17 +40,24 @@ ZC_FN float lm_rms(float sum_of_squares, int log2_size) {
   return std::sqrt(sum_of_squares * pow2_biased(127 - log2_size));
 }
 
-// Values of 2^122 and more keep their last 2^6 in the residual, so that H(q * S) stays finite.
+// Of values of 2^122 and more only a 64th is sent, so that H(q * S) stays finite.
+ZC_FN bool lm_is_large(const Exponent& exponent) { return exponent.biased >= 249; }
+
 ZC_FN std::uint16_t lm_scale(float yq, float qq, int log2_size, const Exponent& exponent) {
   if (exponent.biased == 0) return kScaleZero;
-  float s = yq / qq * pow2_biased(127 - log2_size) * exponent.up;
-  if (exponent.biased >= 249) s = s * pow2_biased(127 - 6);
-  return scale_or_zero(bf16_round(s));
+  const float up = lm_is_large(exponent) ? exponent.up * pow2_biased(127 - 6) : exponent.up;
+  return scale_or_zero(bf16_round(yq / qq * pow2_biased(127 - log2_size) * up));
+}
+
+// The residual of a large value stays finite too.
+ZC_FN float lm_residual(float v, float d) {
+  const float e = v - d;
+  return finite(e) ? e : from_bits((bits(e) & ~kAbsMask) | (kInfBits - 1));
 }
 
 // The unnormalised Hadamard transform in place; b is a power of two.
 ZC_FN void hadamard(float* t, int b) {
-  for (int h = b / 2; h > 0; h /= 2) {
+  for (int h = 1; h < b; h *= 2) {
     for (int i = 0; i < b; i += 2 * h) {
       for (int j = i; j < i + h; ++j) {
         const float x = t[j], y = t[j + h];

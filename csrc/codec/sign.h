@@ -1,6 +1,6 @@
 // sign: scales (bf16), then one sign bit per element.
 //
-//   s = bf16(tree(|v|) / m), taken in a range where the sum cannot overflow    d = +-s
+//   s = bf16(tree(|v|) / m)    d = +-s
 #pragma once
 
 #include "codec/block.h"
@@ -10,10 +10,15 @@ namespace zcomm {
 struct Sign {
   static constexpr int kWidth = 1;
 
-  // total = tree(|v| * exponent.down) over m elements.
-  ZC_FN static std::uint16_t scale(float total, int m, const Exponent& exponent) {
-    if (exponent.biased == 0) return kScaleZero;
-    const std::uint16_t s = bf16_round(total / static_cast<float>(m) * exponent.up);
+  // From here on the sum of a block could overflow, and is taken 2^64 times smaller.
+  static constexpr std::uint32_t kLarge = 227u << 23;  // 2^100
+  static constexpr float kDown = 5.421010862427522e-20f, kUp = 18446744073709551616.0f;
+
+  // total = tree(|v|) over m elements, or tree(|v| * kDown).
+  ZC_FN static std::uint16_t scale(float total, int m, std::uint32_t absmax_bits) {
+    float mean = total / static_cast<float>(m);
+    if (absmax_bits >= kLarge) mean = mean * kUp;
+    const std::uint16_t s = bf16_round(mean);
     return scale_or_zero(s < kBf16Max ? s : kBf16Max);
   }
 };

@@ -23,7 +23,7 @@
 namespace zcomm {
 namespace {
 
-constexpr int kLastRadix = 4;  // 16 registers hold two groups of four
+constexpr int kVectorBytes = 32;
 
 #include "cpu/lanes_avx2.h"
 #include "cpu/lanes_common.h"

@@ -23,7 +23,7 @@
 namespace zcomm {
 namespace {
 
-constexpr int kLastRadix = 8;  // a block of 128 in eight of 32 registers
+constexpr int kVectorBytes = 64;
 
 #include "cpu/lanes_avx512.h"
 #include "cpu/lanes_common.h"

@@ -34,15 +34,15 @@ void encode_tile(const Kernels& kernels, std::uint8_t codec, int log2_block, con
 }
 
 void decode_tile(const Kernels& kernels, std::uint8_t codec, int log2_block, const BlockWire* wires,
-                 int count, int n, float* out, bool stream) {
+                 int count, int n, const Output& output) {
   const int full = n >> log2_block, at = full << log2_block;
-  if (full) kernels.decode_blocks[codec](wires, count, full, log2_block, out, stream);
+  if (full) kernels.decode_blocks[codec](wires, count, full, log2_block, output);
   if (at == n) return;
   with_codec(codec, [&](auto type) {
     const auto wire = [&](int w) {
       return BlockWire{wires[w].scales + 2 * full, wires[w].codes + at * code_width(codec) / 8};
     };
-    scalar::sum_block<decltype(type)>(codec, count, wire, n - at, out + at);
+    scalar::sum_block<decltype(type)>(codec, count, wire, n - at, output.out + at);
   });
 }
 

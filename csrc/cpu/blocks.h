@@ -10,6 +10,6 @@ void encode_tile(const Kernels& kernels, std::uint8_t codec, int log2_block, con
                  std::uint8_t* scales, std::uint8_t* codes, float* e, std::uint8_t* kept);
 
 void decode_tile(const Kernels& kernels, std::uint8_t codec, int log2_block, const BlockWire* wires,
-                 int count, int n, float* out, bool stream);
+                 int count, int n, const Output& output);
 
 }  // namespace zcomm

@@ -142,14 +142,15 @@ class Decoder {
     const int sections = has_blocks(segment.codec) ? 2 : 1;
     for (std::int64_t a = task.begin; a < task.end; a += kStep) {
       const std::int64_t end = std::min(task.end, a + kStep);
+      bool tame = true;
       for (int w = 0; w < args_.count; ++w) {
         for (int i = 0; i < sections; ++i) {
           const ByteRange range = section_range(segment, i, a, end);
           add_sum(w, segment, segment.section(i) + range.begin, range.end - range.begin);
         }
-        if (sections == 2) check_blocks(index, segment, w, a, end);
+        if (sections == 2) tame &= check_blocks(index, segment, w, a, end);
       }
-      decode_step(segment, a, static_cast<int>(end - a));
+      decode_step(segment, a, static_cast<int>(end - a), tame);
     }
     if (task.end == segment.n) check_padding(index, segment);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores before the caller reads
@@ -159,7 +160,7 @@ class Decoder {
     return stream_ && reinterpret_cast<std::uintptr_t>(out) % 64 == 0;
   }
 
-  void decode_step(const Segment& segment, std::int64_t a, int n) const {
+  void decode_step(const Segment& segment, std::int64_t a, int n, bool tame) const {
     constexpr int kStack = 64;  // wires; more are rare and take the heap
     float* out = args_.out + segment.offset + a;
     const std::int64_t codes = a * code_width(segment.codec) / 8;
@@ -172,8 +173,8 @@ class Decoder {
         wires[w] = {args_.wires[w] + segment.section(0) + scales,
                     args_.wires[w] + segment.section(1) + codes};
       }
-      decode_tile(*args_.kernels, segment.codec, segment.log2_block, wires, args_.count, n, out,
-                  stream_to(out));
+      decode_tile(*args_.kernels, segment.codec, segment.log2_block, wires, args_.count, n,
+                  {out, stream_to(out), !tame});
     } else {
       const std::uint8_t* stack[kStack];
       std::vector<const std::uint8_t*> heap(args_.count > kStack ? args_.count : 0);
@@ -185,29 +186,40 @@ class Decoder {
     }
   }
 
-  void check_blocks(std::size_t task, const Segment& segment, int w, std::int64_t a,
+  // Looks at the scales and codes of elements [a, end); true if no sum of them can be a NaN.
+  bool check_blocks(std::size_t task, const Segment& segment, int w, std::int64_t a,
                     std::int64_t end) {
     const std::uint8_t* wire = args_.wires[w];
-    const int width = code_width(segment.codec), b = 1 << segment.log2_block;
-    for (std::int64_t at = a; at < end; at += b) {
-      const auto scale =
-          load<std::uint16_t>(wire + segment.section(0) + (at >> segment.log2_block) * 2);
-      if (scale >= kScaleMin && scale <= kBf16Max) continue;
-      if (!scale_is_valid(scale)) {
-        faults_.add(w, task, expected_got("a scale", "that is zero, normal or NaN", hex(scale)));
-      }
-      const int m = static_cast<int>(std::min<std::int64_t>(b, end - at));
-      const std::uint8_t* codes = wire + segment.section(1) + at * width / 8;
-      const int nbytes = (codes_in_block(segment.codec, m) * width + 7) / 8;
-      if (std::any_of(codes, codes + nbytes, [](std::uint8_t c) { return c; })) {
-        faults_.add(w, task, expected_got("codes", "0 under scale " + hex(scale), "others"));
-      }
-    }
+    const std::int64_t b = std::int64_t{1} << segment.log2_block;
     const auto unused = args_.kernels->has_unused_code[segment.codec];
     const ByteRange codes = section_range(segment, 1, a, end);
     if (unused && unused(wire + segment.section(1) + codes.begin, codes.end - codes.begin)) {
-      faults_.add(w, task, expected_got("codes", "of " + codec_name(segment.codec),
-                                        "one that does not occur"));
+      faults_.add(w, task,
+                  expected_got("codes", "of " + codec_name(segment.codec), "one that does not occur"));
+    }
+    const std::uint8_t* scales = wire + segment.section(0) + (a >> segment.log2_block) * 2;
+    if (args_.kernels->scales_are_tame(scales, (end - a + b - 1) >> segment.log2_block)) return true;
+    for (std::int64_t at = a; at < end; at += b) {
+      check_block(task, segment, w, at, static_cast<int>(std::min(b, end - at)));
+    }
+    return false;
+  }
+
+  // One block of m elements, its scale first.
+  void check_block(std::size_t task, const Segment& segment, int w, std::int64_t at, int m) {
+    const std::uint8_t* wire = args_.wires[w];
+    const auto scale =
+        load<std::uint16_t>(wire + segment.section(0) + (at >> segment.log2_block) * 2);
+    if (scale >= kScaleMin && scale <= kBf16Max) return;
+    if (!scale_is_valid(scale)) {
+      faults_.add(w, task, expected_got("a scale", "that is zero, normal or NaN", hex(scale)));
+      return;
+    }
+    const int width = code_width(segment.codec);
+    const std::uint8_t* codes = wire + segment.section(1) + at * width / 8;
+    const int nbytes = (codes_in_block(segment.codec, m) * width + 7) / 8;
+    if (std::any_of(codes, codes + nbytes, [](std::uint8_t c) { return c; })) {
+      faults_.add(w, task, expected_got("codes", "0 under scale " + hex(scale), "others"));
     }
   }
 

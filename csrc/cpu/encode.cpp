@@ -18,7 +18,7 @@ constexpr std::int64_t kChecksumStep = 4096;
 
 // Small enough that v, e and the work buffers stay in L1; whole blocks.
 int tile_elements(const Segment& segment) {
-  return std::max(256, 1 << segment.log2_block);
+  static const int T = getenv("T") ? atoi(getenv("T")) : 512; return std::max(T, 1 << segment.log2_block);
 }
 
 void store_blocks(const ResidualTile& residual, const Segment& segment, std::int64_t a, int n,

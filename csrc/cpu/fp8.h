@@ -30,8 +30,8 @@ void encode_fp8(const float* v, std::size_t blocks, int log2_block, std::uint8_t
     }
     const F s = splat(bf16_value(scale)), inverse = splat(1.0f / bf16_value(scale));
     for (int i = 0; i < b; i += 32) {
-      I c[32 / kLanes];
-      for (int g = 0; g < 32 / kLanes; ++g) {
+      I c[kGroup];
+      for (int g = 0; g < kGroup; ++g) {
         const F x = load_f(v + i + g * kLanes);
         c[g] = fp8_codes(x * inverse);
         if (e) store_f(e + j * b + i + g * kLanes, exact_nmadd(fp8_values(c[g]), s, x));
@@ -44,13 +44,13 @@ void encode_fp8(const float* v, std::size_t blocks, int log2_block, std::uint8_t
 
 struct Fp8Values {
   INLINE void operator()(const std::uint8_t* codes, F* q) const {
-    I c[32 / kLanes];
+    I c[kGroup];
     unpack32_u8(codes, c);
-    for (int g = 0; g < 32 / kLanes; ++g) q[g] = fp8_values(c[g]);
+    for (int g = 0; g < kGroup; ++g) q[g] = fp8_values(c[g]);
   }
 };
 
-void decode_fp8(const BlockWire* wires, int count, std::size_t blocks, int log2_block, float* out,
-                bool stream) {
-  sum_blocks<8>(Fp8Values{}, wires, count, blocks, log2_block, out, stream);
+void decode_fp8(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
+                 const Output& output) {
+  sum_blocks<8>(Fp8Values{}, wires, count, blocks, log2_block, output);
 }

@@ -28,9 +28,15 @@ using EncodeBlocks = void (*)(const float* v, std::size_t blocks, int log2_block
                               std::uint8_t* scales, std::uint8_t* codes, float* e,
                               std::uint8_t* kept);
 
-// out = the sum over wires of whole blocks, in order. `stream`: write past the cache.
+// How decoded values are written: past the cache, and whether a NaN can be among them.
+struct Output {
+  float* out;
+  bool stream, any_nan;
+};
+
+// The sum over wires of whole blocks, in order.
 using DecodeBlocks = void (*)(const BlockWire* wires, int count, std::size_t blocks,
-                              int log2_block, float* out, bool stream);
+                              int log2_block, const Output& output);
 
 // none, bf16, fp16: writes codes and e = v - d; true if any v is not finite.
 using EncodePlain = bool (*)(const float* v, std::size_t n, std::uint8_t* codes, float* e);
@@ -52,6 +58,8 @@ struct Kernels {
   std::uint64_t (*checksum)(const std::uint8_t* words, std::size_t count, std::uint64_t first);
   // Whether a code that does not occur is among these bytes (int8, int4, fp8).
   bool (*has_unused_code[11])(const std::uint8_t* codes, std::size_t nbytes);
+  // Whether all scales are normal and small enough that no sum of them can overflow.
+  bool (*scales_are_tame)(const std::uint8_t* scales, std::size_t count);
 
   // topk: the indices of every |v| whose bits are >= least (at least 1), increasing; returns how
   // many. `index` has room for n + 16.

@@ -27,7 +27,6 @@ INLINE F canonical_nan(F x) {
 
 // The eight sign bits, lane 0 lowest.
 INLINE unsigned sign_bits(F x) { return static_cast<unsigned>(_mm256_movemask_ps(x)); }
-INLINE void store_sign_bits(std::uint8_t* p, F x) { *p = static_cast<std::uint8_t>(sign_bits(x)); }
 // x with its sign flipped where bit i of the byte at p is set.
 INLINE F flip_by_bits(F x, const std::uint8_t* p) {
   const I shifted = splat_i(*p) << I{31, 30, 29, 28, 27, 26, 25, 24};
@@ -66,27 +65,29 @@ INLINE float lane_tree(F x) {
 
 // The Hadamard strides inside a vector: lower lane a + b, upper lane a - b. The product is exact.
 INLINE F lane_butterflies(F x) {
-  F other = _mm256_permute2f128_ps(x, x, 1);
-  x = _mm256_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1}, other);
+  F other = _mm256_permute_ps(x, 0xb1);
+  x = _mm256_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1}, other);
   other = _mm256_permute_ps(x, 0x4e);
   x = _mm256_fmadd_ps(x, F{1, 1, -1, -1, 1, 1, -1, -1}, other);
-  other = _mm256_permute_ps(x, 0xb1);
-  return _mm256_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1}, other);
+  other = _mm256_permute2f128_ps(x, x, 1);
+  return _mm256_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1}, other);
 }
 
-// 32 codes of 8 lanes x 4 to 32 bytes in order.
-INLINE __m256i pack_bytes(const I* c) {
-  const __m256i lo = _mm256_packs_epi32((__m256i)c[0], (__m256i)c[1]);
-  const __m256i hi = _mm256_packs_epi32((__m256i)c[2], (__m256i)c[3]);
-  return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(lo, hi),
-                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+// 32 codes of 8 lanes x 4 as bytes: within each half of a vector four codes of each in turn.
+INLINE __m256i pack_halves(const I* c) {
+  return _mm256_packs_epi16(_mm256_packs_epi32((__m256i)c[0], (__m256i)c[1]),
+                            _mm256_packs_epi32((__m256i)c[2], (__m256i)c[3]));
+}
+// The same bytes in the order of the codes.
+INLINE __m256i join_halves(__m256i bytes) {
+  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 #include "cpu/store_codes.h"
 
 template <int Width>
 INLINE void pack32(const I* c, std::uint8_t* out) {
-  store_codes(std::integral_constant<int, Width>{}, pack_bytes(c), out);
+  store_codes(std::integral_constant<int, Width>{}, join_halves(pack_halves(c)), out);
 }
 
 // 32 bytes, sign-extended, as floats.
@@ -103,41 +104,49 @@ INLINE void unpack32_u8(const std::uint8_t* codes, I* c) {
   }
 }
 
-// 2^Width floats of 8 significant bits: for 4 bits the two upper bytes of each, for a byte shuffle.
-template <int Width>
-struct Lut {
+// Up to 16 floats of 8 significant bits, as their two upper bytes, for a byte shuffle.
+struct ByteLut {
   __m256i low, high;
-  F table;
-  explicit INLINE Lut(const float* values) {
-    if constexpr (Width == 4) {
-      alignas(16) std::uint8_t lo[16], hi[16];
-      for (int i = 0; i < 16; ++i) {
-        lo[i] = static_cast<std::uint8_t>(bits(values[i]) >> 16);
-        hi[i] = static_cast<std::uint8_t>(bits(values[i]) >> 24);
-      }
-      low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(lo)));
-      high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(hi)));
-    } else if constexpr (Width == 3) {
-      table = load_f(values);
-    } else {
-      table = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(values));
+  INLINE ByteLut(const float* values, int count) {
+    alignas(16) std::uint8_t lo[16] = {}, hi[16] = {};
+    for (int i = 0; i < count; ++i) {
+      lo[i] = static_cast<std::uint8_t>(bits(values[i]) >> 16);
+      hi[i] = static_cast<std::uint8_t>(bits(values[i]) >> 24);
     }
+    low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(lo)));
+    high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(hi)));
+  }
+  // Codes as pack_halves() leaves them, to floats in order.
+  INLINE void operator()(__m256i codes, F* q) const {
+    const __m256i lo = _mm256_shuffle_epi8(low, codes), hi = _mm256_shuffle_epi8(high, codes);
+    const __m256i a = _mm256_unpacklo_epi8(lo, hi), b = _mm256_unpackhi_epi8(lo, hi);
+    const __m256i zero = _mm256_setzero_si256();
+    q[0] = (F)_mm256_unpacklo_epi16(zero, a);
+    q[1] = (F)_mm256_unpackhi_epi16(zero, a);
+    q[2] = (F)_mm256_unpacklo_epi16(zero, b);
+    q[3] = (F)_mm256_unpackhi_epi16(zero, b);
   }
 };
 
+// 2^Width floats of 8 significant bits.
+template <int Width>
+struct Lut {
+  F table;
+  explicit INLINE Lut(const float* values) {
+    for (int i = 0; i < kLanes; ++i) table[i] = values[i % (1 << Width)];
+  }
+};
+template <>
+struct Lut<4> {
+  ByteLut bytes;
+  explicit INLINE Lut(const float* values) : bytes(values, 16) {}
+};
+
 INLINE void lookup32(const Lut<4>& lut, const std::uint8_t* codes, F* q) {
-  // The bytes are put in the order that the unpacking below undoes.
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
   const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
-  __m256i c = _mm256_cvtepu8_epi16(_mm_shuffle_epi8(packed, order));
-  c = _mm256_and_si256(_mm256_or_si256(c, _mm256_slli_epi16(c, 4)), _mm256_set1_epi8(15));
-  const __m256i lo = _mm256_shuffle_epi8(lut.low, c), hi = _mm256_shuffle_epi8(lut.high, c);
-  const __m256i a = _mm256_unpacklo_epi8(lo, hi), b = _mm256_unpackhi_epi8(lo, hi);
-  const __m256i zero = _mm256_setzero_si256();
-  q[0] = (F)_mm256_unpacklo_epi16(zero, a);
-  q[1] = (F)_mm256_unpackhi_epi16(zero, a);
-  q[2] = (F)_mm256_unpacklo_epi16(zero, b);
-  q[3] = (F)_mm256_unpackhi_epi16(zero, b);
+  const __m256i c = _mm256_cvtepu8_epi16(_mm_shuffle_epi8(packed, order));
+  lut.bytes(_mm256_and_si256(_mm256_or_si256(c, _mm256_slli_epi16(c, 4)), _mm256_set1_epi8(15)), q);
 }
 INLINE void lookup32(const Lut<3>& lut, const std::uint8_t* codes, F* q) {
   for (int i = 0; i < 4; ++i) {
@@ -157,64 +166,49 @@ INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
   }
 }
 
-// Finds a value's cell by halving. n counts the "greater" answers negatively, as compare masks do,
-// so the tables stand in that order: entry i at (-i) mod 8 or mod 4.
+// Finds each value's cell by halving. n counts the "greater" answers negatively, as compare masks
+// do, so the tables of later questions stand in that order: entry i at (-i) mod 4.
 template <int Width>
 struct LmQuantiser {
-  F low, high, four, eight;     // thresholds of the second, third and fourth question
-  F level_low, level_high;      // levels of even and odd codes (Width 4), of all codes (3, 2)
+  F low, high, four;         // thresholds of the second and the third question
+  F eight_low, eight_high;   // of the fourth, after a first answer no or yes
+  ByteLut levels;
 
-  explicit INLINE LmQuantiser(float) {
-    const float* l = Lm<Width>::levels();
-    if constexpr (Width == 4) {
-      level_low = F{l[0], l[14], l[12], l[10], l[8], l[6], l[4], l[2]};
-      level_high = F{l[1], l[15], l[13], l[11], l[9], l[7], l[5], l[3]};
-    } else if constexpr (Width == 3) {
-      level_low = F{l[0], l[7], l[6], l[5], l[4], l[3], l[2], l[1]};
-    } else {
-      level_low = F{l[0], l[3], l[2], l[1], l[0], l[3], l[2], l[1]};
-    }
-  }
+  INLINE LmQuantiser() : levels(Lm<Width>::levels(), Lm<Width>::kLevels) {}
   INLINE void set_rms(float rms) {
     const float* m = Lm<Width>::midpoints();
-    constexpr int h = Lm<Width>::kLevels / 4, g = h / 2;
+    constexpr int h = Lm<Width>::kLevels / 4;  // codes per cell of the second question
     const F r = splat(rms);
     low = splat(m[h - 1]) * r;
     high = splat(m[3 * h - 1]) * r;
-    if constexpr (Width >= 3) {
-      four = F{m[g - 1],         m[6 * g + g - 1], m[4 * g + g - 1], m[2 * g + g - 1],
-               m[g - 1],         m[6 * g + g - 1], m[4 * g + g - 1], m[2 * g + g - 1]} * r;
-    }
+    if constexpr (Width >= 3) four = quarters(m + h / 2 - 1, h) * r;
     if constexpr (Width == 4) {
-      eight = F{m[0], m[14], m[12], m[10], m[8], m[6], m[4], m[2]} * r;
+      eight_low = quarters(m, 2) * r;
+      eight_high = quarters(m + 8, 2) * r;
     }
   }
-  // Codes come out negated; finish() turns them round when they are bytes.
-  INLINE F operator()(F y, I& negative_code) const {
+  static INLINE F quarters(const float* m, int step) {
+    const float a = m[0], b = m[step], c = m[2 * step], d = m[3 * step];
+    return F{a, d, c, b, a, d, c, b};
+  }
+  INLINE I negative_code(F y) const {
     const I first = y > splat(0.0f);
-    const F t = _mm256_blendv_ps(low, high, (F)first);
-    I n = first + first + (I)(y > t);
-    if constexpr (Width == 2) {
-      negative_code = n;
-      return _mm256_permutevar_ps(level_low, (__m256i)n);
-    } else {
-      n = n + n + (I)(y > (F)_mm256_permutevar_ps(four, (__m256i)n));
+    I n = first + first + (I)(y > (F)_mm256_blendv_ps(low, high, (F)first));
+    if constexpr (Width >= 3) n = n + n + (I)(y > (F)_mm256_permutevar_ps(four, (__m256i)n));
+    if constexpr (Width == 4) {
+      const F t = _mm256_blendv_ps(_mm256_permutevar_ps(eight_low, (__m256i)n),
+                                   _mm256_permutevar_ps(eight_high, (__m256i)n), (F)first);
+      n = n + n + (I)(y > t);
     }
-    if constexpr (Width == 3) {
-      negative_code = n;
-      return _mm256_permutevar8x32_ps(level_low, (__m256i)n);
-    } else if constexpr (Width == 4) {
-      const I last = y > (F)_mm256_permutevar8x32_ps(eight, (__m256i)n);
-      negative_code = n + n + last;
-      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(level_low, (__m256i)n),
-                              _mm256_permutevar8x32_ps(level_high, (__m256i)n), (F)last);
-    }
-    __builtin_unreachable();
+    return n;
   }
-  static INLINE void pack(const I* negative_codes, std::uint8_t* out) {
-    const __m256i zero = _mm256_setzero_si256();
-    store_codes(std::integral_constant<int, Width>{},
-                _mm256_sub_epi8(zero, pack_bytes(negative_codes)), out);
+  // 32 values to packed codes and levels.
+  INLINE void operator()(const F* y, F* level, std::uint8_t* codes) const {
+    I n[4];
+    for (int g = 0; g < 4; ++g) n[g] = negative_code(y[g]);
+    const __m256i bytes = _mm256_sub_epi8(_mm256_setzero_si256(), pack_halves(n));
+    levels(bytes, level);
+    store_codes(std::integral_constant<int, Width>{}, join_halves(bytes), codes);
   }
 };
 

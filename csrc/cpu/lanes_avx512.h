@@ -30,9 +30,6 @@ INLINE F canonical_nan(F x) {
 INLINE unsigned sign_bits(F x) {
   return _cvtmask16_u32(_mm512_movepi32_mask(_mm512_castps_si512(x)));
 }
-INLINE void store_sign_bits(std::uint8_t* p, F x) {
-  store(p, static_cast<std::uint16_t>(sign_bits(x)));
-}
 // x with its sign flipped where bit i of the two bytes at p is set.
 INLINE F flip_by_bits(F x, const std::uint8_t* p) {
   const __mmask16 mask = _cvtu32_mask16(load<std::uint16_t>(p));
@@ -67,14 +64,14 @@ INLINE float lane_tree(F x) {
 
 // The Hadamard strides inside a vector: lower lane a + b, upper lane a - b. The product is exact.
 INLINE F lane_butterflies(F x) {
-  F other = _mm512_shuffle_f32x4(x, x, 0x4e);
-  x = _mm512_fmadd_ps(x, F{1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1}, other);
-  other = _mm512_shuffle_f32x4(x, x, 0xb1);
-  x = _mm512_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1}, other);
+  F other = _mm512_permute_ps(x, 0xb1);
+  x = _mm512_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1}, other);
   other = _mm512_permute_ps(x, 0x4e);
   x = _mm512_fmadd_ps(x, F{1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1}, other);
-  other = _mm512_permute_ps(x, 0xb1);
-  return _mm512_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1}, other);
+  other = _mm512_shuffle_f32x4(x, x, 0xb1);
+  x = _mm512_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1}, other);
+  other = _mm512_shuffle_f32x4(x, x, 0x4e);
+  return _mm512_fmadd_ps(x, F{1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1}, other);
 }
 
 // 32 codes of 16 lanes x 2 to 32 bytes in order.
@@ -137,13 +134,13 @@ INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
   q[1] = lut(spread_codes<2>(load<std::uint32_t>(codes + 4)));
 }
 
-// Finds a value's cell by halving: `code` grows by one bit a question.
+// Finds each value's cell by halving: a code grows by one bit a question.
 template <int Width>
 struct LmQuantiser {
   F thresholds[Width];  // question i has 2^i thresholds, repeated
-  Lut<Width> level;
+  Lut<Width> levels;
 
-  explicit INLINE LmQuantiser(float) : level(Lm<Width>::levels()) {}
+  INLINE LmQuantiser() : levels(Lm<Width>::levels()) {}
   INLINE void set_rms(float rms) {
     const float* m = Lm<Width>::midpoints();
     for (int question = 0; question < Width; ++question) {
@@ -153,7 +150,7 @@ struct LmQuantiser {
       thresholds[question] = t * splat(rms);
     }
   }
-  INLINE F operator()(F y, I& code) const {
+  INLINE __m512i code(F y) const {
     __m512i n = _mm512_setzero_si512();
     for (int question = 0; question < Width; ++question) {
       const F t = question == 0 ? thresholds[0] : (F)_mm512_permutexvar_ps(n, thresholds[question]);
@@ -161,10 +158,17 @@ struct LmQuantiser {
       n = _mm512_add_epi32(n, n);
       n = _mm512_mask_or_epi32(n, greater, n, _mm512_set1_epi32(1));
     }
-    code = (I)n;
-    return level(n);
+    return n;
   }
-  static INLINE void pack(const I* codes, std::uint8_t* out) { pack32<Width>(codes, out); }
+  // 32 values to packed codes and levels.
+  INLINE void operator()(const F* y, F* level, std::uint8_t* codes) const {
+    I n[2];
+    for (int g = 0; g < 2; ++g) {
+      n[g] = (I)code(y[g]);
+      level[g] = levels((__m512i)n[g]);
+    }
+    pack32<Width>(n, codes);
+  }
 };
 
 // Appends the lanes of x where mask is set.

@@ -1,6 +1,8 @@
 // What every lane width shares: tiles in and out, blocks, sums. Included inside an instruction
 // set's namespace, after its lanes.
 
+constexpr int kGroup = 32 / kLanes;  // vectors that 32 codes fill
+
 INLINE std::uint32_t block_absmax(const float* v, int n) {
   I a = splat_i(0), b = a;
   for (int i = 0; i < n; i += 2 * kLanes) {
@@ -23,42 +25,83 @@ INLINE F vector_tree(int vectors, Term term) {
   return t[0];
 }
 
-// out = sum over wires of value(code) * scale, 32 codes at a time.
-template <int Width, bool Stream, class Values>
-INLINE void sum_blocks_to(const Values& values, const BlockWire* wires, int count,
-                          std::size_t blocks, int log2_block, float* out) {
-  const int b = 1 << log2_block;
-  for (std::size_t j = 0; j < blocks; ++j) {
-    for (int i = 0; i < b; i += 32) {
-      const std::size_t at = j * b + i;
-      F sum[32 / kLanes], q[32 / kLanes];
-      const auto read = [&](int w) {
-        values(wires[w].codes + at * Width / 8, q);
-        return splat(bf16_value(load<std::uint16_t>(wires[w].scales + 2 * j)));
-      };
-      F s = read(0);
-      for (int g = 0; g < 32 / kLanes; ++g) sum[g] = q[g] * s;
-      for (int w = 1; w < count; ++w) {
-        s = read(w);
-        for (int g = 0; g < 32 / kLanes; ++g) sum[g] = exact_madd(q[g], s, sum[g]);
-      }
-      for (int g = 0; g < 32 / kLanes; ++g) {
-        const F x = canonical_nan(sum[g]);
-        float* to = out + at + g * kLanes;
-        Stream ? stream_f(to, x) : store_f(to, x);
+// Adds the terms value(code) * scale of K wires, in order, to a block; 32 codes at a time.
+// start(i, sum) fills the first sum where there is one, finish(i, sum) takes the last.
+template <int Width, int K, bool First, class Values, class Start, class Finish>
+INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t block, int b,
+                      Start start, Finish finish) {
+  F s[K];
+  const std::uint8_t* codes[K];
+  for (int w = 0; w < K; ++w) {
+    s[w] = splat(bf16_value(load<std::uint16_t>(wires[w].scales + 2 * block)));
+    codes[w] = wires[w].codes + block * b * Width / 8;
+  }
+  for (int i = 0; i < b; i += 32) {
+    F sum[kGroup], q[kGroup];
+    if (!First) start(i, sum);
+    for (int w = 0; w < K; ++w) {
+      values(codes[w] + i * Width / 8, q);
+      for (int g = 0; g < kGroup; ++g) {
+        sum[g] = First && w == 0 ? q[g] * s[w] : exact_madd(q[g], s[w], sum[g]);
       }
     }
+    finish(i, sum);
+  }
+}
+
+// The sum over all wires of one block. Up to four stay in registers; beyond, sums pass through work.
+template <int Width, class Values, class Finish>
+INLINE void sum_block(const Values& values, const BlockWire* wires, int count, std::size_t block,
+                      int b, float* work, Finish finish) {
+  const auto load_sum = [&](int i, F* sum) __attribute__((always_inline)) {
+    for (int g = 0; g < kGroup; ++g) sum[g] = load_f(work + i + g * kLanes);
+  };
+  const auto store_sum = [&](int i, F* sum) __attribute__((always_inline)) {
+    for (int g = 0; g < kGroup; ++g) store_f(work + i + g * kLanes, sum[g]);
+  };
+  if (count == 4) return add_wires<Width, 4, true>(values, wires, block, b, load_sum, finish);
+  if (count == 2) return add_wires<Width, 2, true>(values, wires, block, b, load_sum, finish);
+  if (count == 1) return add_wires<Width, 1, true>(values, wires, block, b, load_sum, finish);
+  add_wires<Width, 2, true>(values, wires, block, b, load_sum, store_sum);
+  int w = 2;
+  for (; w + 2 < count; w += 2) {
+    add_wires<Width, 2, false>(values, wires + w, block, b, load_sum, store_sum);
+  }
+  if (w + 2 == count) {
+    add_wires<Width, 2, false>(values, wires + w, block, b, load_sum, finish);
+  } else {
+    add_wires<Width, 1, false>(values, wires + w, block, b, load_sum, finish);
+  }
+}
+
+// Calls body with a function that writes one vector of the output as the output asks.
+template <class Body>
+INLINE void with_output(const Output& output, Body body) {
+  float* const out = output.out;
+  if (output.any_nan) {
+    body([=](std::size_t i, F x) __attribute__((always_inline)) {
+      store_f(out + i, canonical_nan(x));
+    });
+  } else if (output.stream) {
+    body([=](std::size_t i, F x) __attribute__((always_inline)) { stream_f(out + i, x); });
+  } else {
+    body([=](std::size_t i, F x) __attribute__((always_inline)) { store_f(out + i, x); });
   }
 }
 
 template <int Width, class Values>
 INLINE void sum_blocks(const Values& values, const BlockWire* wires, int count, std::size_t blocks,
-                       int log2_block, float* out, bool stream) {
-  if (stream) {
-    sum_blocks_to<Width, true>(values, wires, count, blocks, log2_block, out);
-  } else {
-    sum_blocks_to<Width, false>(values, wires, count, blocks, log2_block, out);
-  }
+                       int log2_block, const Output& output) {
+  const int b = 1 << log2_block;
+  alignas(64) float work[kMaxBlock];
+  with_output(output, [&](auto put) __attribute__((always_inline)) {
+    for (std::size_t j = 0; j < blocks; ++j) {
+      sum_block<Width>(values, wires, count, j, b, work,
+                       [&](int i, F* sum) __attribute__((always_inline)) {
+                         for (int g = 0; g < kGroup; ++g) put(j * b + i + g * kLanes, sum[g]);
+                       });
+    }
+  });
 }
 
 // Gradients and residuals by their type: lanes, one element, bytes.

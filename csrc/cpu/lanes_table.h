@@ -36,6 +36,7 @@ constexpr Kernels lanes_table() {
   k.has_unused_code[kInt8] = has_unused_int8;
   k.has_unused_code[kInt4] = has_unused_int4;
   k.has_unused_code[kFp8] = has_unused_fp8;
+  k.scales_are_tame = scales_are_tame;
   k.find = find_largest;
   return k;
 }

@@ -1,9 +1,9 @@
 // lm4, lm3, lm2 over lanes. Included inside an instruction set's namespace.
 
-// Butterflies between R vectors, strides R/2 ... 1.
+// Butterflies between R vectors, strides 1 ... R/2.
 template <int R>
 INLINE void radix(F* x) {
-  for (int h = R / 2; h > 0; h /= 2) {
+  for (int h = 1; h < R; h *= 2) {
     for (int i = 0; i < R; ++i) {
       if (i & h) continue;
       const F a = x[i], b = x[i + h];
@@ -13,63 +13,154 @@ INLINE void radix(F* x) {
   }
 }
 
-// One pass over `vectors` vectors in groups of R that lie `stride` vectors apart.
-template <int R, class Get, class Put>
-INLINE void radix_pass(int vectors, int stride, Get get, Put put) {
+template <int R>
+INLINE void load_apart(const float* work, int first, int stride, F* x) {
+  for (int r = 0; r < R; ++r) x[r] = load_f(work + (first + r * stride) * kLanes);
+}
+
+// One pass in place over vectors in groups of R that lie `stride` apart.
+template <int R>
+INLINE void radix_pass(int vectors, int stride, float* work) {
   for (int base = 0; base < vectors; base += R * stride) {
     for (int i = base; i < base + stride; ++i) {
       F x[R];
-      for (int r = 0; r < R; ++r) x[r] = get(i + r * stride);
+      load_apart<R>(work, i, stride, x);
       radix<R>(x);
-      for (int r = 0; r < R; ++r) put(i + r * stride, x[r]);
+      for (int r = 0; r < R; ++r) store_f(work + (i + r * stride) * kLanes, x[r]);
     }
   }
 }
 
-// H over 2^log2_size values in vectors: get(k) reads vector k of the input once, put(k, x) takes
-// vector k of the result; `work` holds what lies between the passes. The last pass does the
-// strides that fit into R vectors and the lanes.
-template <class Get, class Put>
-INLINE void hadamard_lanes(int vectors, float* work, Get get, Put put) {
-  const auto from_work = [&](int k) { return load_f(work + k * kLanes); };
-  const auto to_work = [&](int k, F x) { store_f(work + k * kLanes, x); };
-  const auto finish = [&](int k, F x) { put(k, lane_butterflies(x)); };
-  constexpr int R = kLastRadix;
-  if (vectors < R) {
-    if (vectors == 2) {
-      radix_pass<2>(2, 1, get, finish);
-    } else {
-      radix_pass<4>(4, 1, get, finish);
+// The strides of H that fit into 32 values.
+INLINE void hadamard_group(F* x) {
+  for (int g = 0; g < kGroup; ++g) x[g] = lane_butterflies(x[g]);
+  radix<kGroup>(x);
+}
+
+// The other strides, over groups in `work`. finish(i, stride, x, R) takes the result's vectors i,
+// i + stride, ..., R of them.
+template <class Finish>
+INLINE void hadamard_rest(int vectors, float* work, Finish finish) {
+  int stride = kGroup;
+  if (vectors / stride == 2) {
+    for (int i = 0; i < stride; ++i) {
+      F x[2];
+      load_apart<2>(work, i, stride, x);
+      radix<2>(x);
+      finish(i, stride, x, std::integral_constant<int, 2>{});
     }
     return;
   }
-  if (vectors == R) {
-    radix_pass<R>(R, 1, get, finish);
-    return;
-  }
-  int stride = vectors;
-  bool first = true;
-  const auto pass = [&](auto width) {
-    stride /= width;
-    if (first) {
-      radix_pass<width>(vectors, stride, get, to_work);
+  while (vectors / stride > 4) {
+    if (vectors / stride == 8) {
+      radix_pass<2>(vectors, stride, work);
+      stride *= 2;
     } else {
-      radix_pass<width>(vectors, stride, from_work, to_work);
+      radix_pass<4>(vectors, stride, work);
+      stride *= 4;
     }
-    first = false;
+  }
+  for (int i = 0; i < stride; ++i) {
+    F x[4];
+    load_apart<4>(work, i, stride, x);
+    radix<4>(x);
+    finish(i, stride, x, std::integral_constant<int, 4>{});
+  }
+}
+
+// H: get(k) reads vector k of the input once.
+template <class Get, class Finish>
+INLINE void hadamard_lanes(int vectors, float* work, Get get, Finish finish) {
+  for (int k = 0; k < vectors; k += kGroup) {
+    F x[kGroup];
+    for (int g = 0; g < kGroup; ++g) x[g] = get(k + g);
+    hadamard_group(x);
+    if (vectors == kGroup) return finish(0, 1, x, std::integral_constant<int, kGroup>{});
+    for (int g = 0; g < kGroup; ++g) store_f(work + (k + g) * kLanes, x[g]);
+  }
+  hadamard_rest(vectors, work, finish);
+}
+
+INLINE F lm_signs(F x, int k) { return (F)((I)x ^ load_i(kSignMasks.mask + k * kLanes)); }
+
+// The tree over R vectors that lie vectors / R apart: its first steps.
+template <int R>
+INLINE F apart_tree(const F* t) {
+  if constexpr (R == 4) return (t[0] + t[2]) + (t[1] + t[3]);
+  return t[0] + t[1];
+}
+
+// The last steps of a tree whose terms are t[0..count).
+INLINE float finish_tree(F* t, int count) {
+  for (int h = count / 2; h > 0; h /= 2) {
+    for (int k = 0; k < h; ++k) t[k] = t[k] + t[k + h];
+  }
+  return lane_tree(t[0]);
+}
+
+// y = H(signs * v * down); gives tree(y * y).
+INLINE float lm_rotate(const float* v, int vectors, float down, float* y) {
+  const F factor = splat(down);
+  F squares[kMaxBlock / kLanes];
+  int count = 0;
+  hadamard_lanes(
+      vectors, y,
+      [&](int k) __attribute__((always_inline)) {
+        return lm_signs(load_f(v + k * kLanes) * factor, k);
+      },
+      [&](int i, int stride, const F* x, auto radix) __attribute__((always_inline)) {
+        F t[radix];
+        for (int r = 0; r < radix; ++r) {
+          store_f(y + (i + r * stride) * kLanes, x[r]);
+          t[r] = x[r] * x[r];
+        }
+        squares[i] = apart_tree<radix>(t);
+        count = stride;
+      });
+  return finish_tree(squares, count);
+}
+
+struct Products {
+  float yq, qq;
+};
+
+// Codes, and q over y; gives tree(y * q) and tree(q * q).
+template <int Width>
+INLINE Products lm_quantise(const LmQuantiser<Width>& quantise, int b, const float* y, float* q,
+                            std::uint8_t* codes) {
+  F yq[kMaxBlock / kLanes], qq[kMaxBlock / kLanes];
+  const auto group = [&](int i, bool add, F* product, F* norm) __attribute__((always_inline)) {
+    F x[kGroup], level[kGroup];
+    for (int g = 0; g < kGroup; ++g) x[g] = load_f(y + i + g * kLanes);
+    quantise(x, level, codes + i * Width / 8);
+    for (int g = 0; g < kGroup; ++g) {
+      store_f(q + i + g * kLanes, level[g]);
+      const F p = x[g] * level[g], n = level[g] * level[g];
+      product[g] = add ? product[g] + p : p;
+      norm[g] = add ? norm[g] + n : n;
+    }
   };
-  while (stride > R) {
-    if (stride >= 4 * R) {
-      pass(std::integral_constant<int, 4>{});
-    } else {
-      pass(std::integral_constant<int, 2>{});
-    }
+  const int half = b / 2;
+  for (int i = 0; i < b && (b == 32 || i < half); i += 32) {
+    group(i, false, yq + i / kLanes, qq + i / kLanes);
+    if (b > 32) group(i + half, true, yq + i / kLanes, qq + i / kLanes);
   }
-  radix_pass<R>(vectors, 1, from_work, finish);
+  const int count = (b == 32 ? b : half) / kLanes;
+  return {finish_tree(yq, count), finish_tree(qq, count)};
 }
 
-INLINE F lm_signs(F x, int k) {
-  return (F)((I)x ^ load_i(kSignMasks.mask + k * kLanes));
+// e = v - signs * H(q * s); q is used up.
+INLINE void lm_residuals(const float* v, int vectors, std::uint16_t scale, float* q, float* e) {
+  const F s = splat(bf16_value(scale));
+  hadamard_lanes(
+      vectors, q,
+      [&](int k) __attribute__((always_inline)) { return load_f(q + k * kLanes) * s; },
+      [&](int i, int stride, const F* x, auto radix) __attribute__((always_inline)) {
+        for (int r = 0; r < radix; ++r) {
+          const int k = i + r * stride;
+          store_f(e + k * kLanes, load_f(v + k * kLanes) - lm_signs(x[r], k));
+        }
+      });
 }
 
 // The steps run over all blocks of a tile in turn, so that one block's square root and divisions
@@ -78,10 +169,11 @@ template <int Width, int Log2Block>
 INLINE void encode_lm_tile(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
                            std::uint8_t* codes, float* e, std::uint8_t* kept) {
   const int log2_size = Log2Block ? Log2Block : log2_block;
-  const int b = 1 << log2_size, vectors = b / kLanes, half = vectors / 2;
+  const int b = 1 << log2_size, vectors = b / kLanes;
   alignas(64) float y[kTileSize], q[kTileSize];
   Exponent exponent[kTileBlocks];
-  float squares[kTileBlocks], yq[kTileBlocks], qq[kTileBlocks];
+  float squares[kTileBlocks];
+  Products products[kTileBlocks];
 
   for (std::size_t j = 0; j < blocks; ++j) {
     const std::uint32_t absmax = block_absmax(v + j * b, b);
@@ -89,45 +181,16 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, int log2_block, s
     exponent[j] = block_exponent(absmax);
   }
   for (std::size_t j = 0; j < blocks; ++j) {
-    const float* x = v + j * b;
-    float* to = y + j * b;
-    const F down = splat(exponent[j].down);
-    hadamard_lanes(
-        vectors, to, [&](int k) { return lm_signs(load_f(x + k * kLanes) * down, k); },
-        [&](int k, F z) { store_f(to + k * kLanes, z); });
-    squares[j] = lane_tree(vector_tree(vectors, [&](int k) {
-      const F z = load_f(to + k * kLanes);
-      return z * z;
-    }));
+    squares[j] = lm_rotate(v + j * b, vectors, exponent[j].down, y + j * b);
   }
-  LmQuantiser<Width> quantise(0.0f);
+  LmQuantiser<Width> quantise;
   for (std::size_t j = 0; j < blocks; ++j) {
     quantise.set_rms(lm_rms(squares[j], log2_size));
-    F products[kMaxBlock / kLanes / 2], norms[kMaxBlock / kLanes / 2];
-    I code[kMaxBlock / kLanes];
-    for (int k = 0; k < half; ++k) {
-      const F y0 = load_f(y + j * b + k * kLanes), y1 = load_f(y + j * b + (k + half) * kLanes);
-      const F q0 = quantise(y0, code[k]), q1 = quantise(y1, code[k + half]);
-      store_f(q + j * b + k * kLanes, q0);
-      store_f(q + j * b + (k + half) * kLanes, q1);
-      products[k] = y0 * q0 + y1 * q1;
-      norms[k] = q0 * q0 + q1 * q1;
-    }
-    for (int k = 0; k < vectors; k += 32 / kLanes) {
-      LmQuantiser<Width>::pack(code + k, codes + (j * b + k * kLanes) * Width / 8);
-    }
-    for (int h = half / 2; h > 0; h /= 2) {
-      for (int k = 0; k < h; ++k) {
-        products[k] = products[k] + products[k + h];
-        norms[k] = norms[k] + norms[k + h];
-      }
-    }
-    yq[j] = lane_tree(products[0]);
-    qq[j] = lane_tree(norms[0]);
+    products[j] = lm_quantise(quantise, b, y + j * b, q + j * b, codes + j * b * Width / 8);
   }
   for (std::size_t j = 0; j < blocks; ++j) {
     const std::uint16_t scale =
-        kept[j] ? kBf16Nan : lm_scale(yq[j], qq[j], log2_size, exponent[j]);
+        kept[j] ? kBf16Nan : lm_scale(products[j].yq, products[j].qq, log2_size, exponent[j]);
     store(scales + 2 * j, scale);
     if (__builtin_expect(kept[j] || scale == kScaleZero, 0)) {
       std::memset(codes + j * b * Width / 8, 0, b * Width / 8);
@@ -135,13 +198,10 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, int log2_block, s
       continue;
     }
     if (!e) continue;
-    const F s = splat(bf16_value(scale));
-    float* work = q + j * b;
-    hadamard_lanes(
-        vectors, work, [&](int k) { return load_f(work + k * kLanes) * s; },
-        [&](int k, F d) {
-          store_f(e + j * b + k * kLanes, load_f(v + j * b + k * kLanes) - lm_signs(d, k));
-        });
+    lm_residuals(v + j * b, vectors, scale, q + j * b, e + j * b);
+    if (__builtin_expect(lm_is_large(exponent[j]), 0)) {
+      for (int i = 0; i < b; ++i) e[j * b + i] = lm_residual(e[j * b + i], 0.0f);
+    }
   }
 }
 
@@ -155,46 +215,48 @@ void encode_lm(const float* v, std::size_t blocks, int log2_block, std::uint8_t*
   }
 }
 
+template <int Width>
+struct LmValues {
+  Lut<Width> lut;
+  INLINE LmValues() : lut(Lm<Width>::levels()) {}
+  INLINE void operator()(const std::uint8_t* codes, F* q) const { lookup32(lut, codes, q); }
+};
+
 template <int Width, int Log2Block>
 INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
-                           float* out, bool stream) {
+                           const Output& output) {
   const int log2_size = Log2Block ? Log2Block : log2_block;
   const int b = 1 << log2_size, vectors = b / kLanes;
-  const Lut<Width> lut(Lm<Width>::levels());
+  const LmValues<Width> values;
   alignas(64) float z[kMaxBlock];
-  for (std::size_t j = 0; j < blocks; ++j) {
-    for (int i = 0; i < b; i += 32) {
-      F sum[32 / kLanes];
-      // Sums start from +0: a zero block's codes would otherwise give -0.
-      for (int g = 0; g < 32 / kLanes; ++g) sum[g] = splat(0.0f);
-      for (int w = 0; w < count; ++w) {
-        F q[32 / kLanes];
-        const F s = splat(bf16_value(load<std::uint16_t>(wires[w].scales + 2 * j)));
-        lookup32(lut, wires[w].codes + (j * b + i) * Width / 8, q);
-        for (int g = 0; g < 32 / kLanes; ++g) sum[g] = exact_madd(q[g], s, sum[g]);
-      }
-      for (int g = 0; g < 32 / kLanes; ++g) store_f(z + i + g * kLanes, sum[g]);
-    }
-    float* to = out + j * b;
-    const auto get = [&](int k) { return load_f(z + k * kLanes); };
-    if (stream) {
-      hadamard_lanes(vectors, z, get, [&](int k, F d) {
-        stream_f(to + k * kLanes, canonical_nan(lm_signs(d, k)));
+  with_output(output, [&](auto put) __attribute__((always_inline)) {
+    for (std::size_t j = 0; j < blocks; ++j) {
+      const auto finish = [&](int i, int stride, const F* x, auto radix)
+                              __attribute__((always_inline)) {
+        for (int r = 0; r < radix; ++r) {
+          const int k = i + r * stride;
+          put(j * b + k * kLanes, lm_signs(x[r], k));
+        }
+      };
+      sum_block<Width>(values, wires, count, j, b, z, [&](int i, F* sum)
+                                                          __attribute__((always_inline)) {
+        // A zero block's codes give -0; the format starts from +0.
+        for (int g = 0; g < kGroup; ++g) sum[g] = sum[g] + splat(0.0f);
+        hadamard_group(sum);
+        if (vectors == kGroup) return finish(0, 1, sum, std::integral_constant<int, kGroup>{});
+        for (int g = 0; g < kGroup; ++g) store_f(z + i + g * kLanes, sum[g]);
       });
-    } else {
-      hadamard_lanes(vectors, z, get, [&](int k, F d) {
-        store_f(to + k * kLanes, canonical_nan(lm_signs(d, k)));
-      });
+      if (vectors > kGroup) hadamard_rest(vectors, z, finish);
     }
-  }
+  });
 }
 
 template <int Width>
-void decode_lm(const BlockWire* wires, int count, std::size_t blocks, int log2_block, float* out,
-               bool stream) {
+void decode_lm(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
+               const Output& output) {
   if (log2_block == 7) {
-    decode_lm_tile<Width, 7>(wires, count, blocks, 7, out, stream);
+    decode_lm_tile<Width, 7>(wires, count, blocks, 7, output);
   } else {
-    decode_lm_tile<Width, 0>(wires, count, blocks, log2_block, out, stream);
+    decode_lm_tile<Width, 0>(wires, count, blocks, log2_block, output);
   }
 }

@@ -7,7 +7,7 @@
 namespace zcomm {
 
 ResidualTile::ResidualTile(const EncodeArgs& args, int index)
-    : args_(args), type_(args.residual_type) {
+    : args_(args), prescale_(static_cast<float>(args.prescale)), type_(args.residual_type) {
   const Segment& segment = args.layout->segments[index];
   grad_bytes_ = args.grad_type == kGradF32 ? 4 : 2;
   grad_ = args.grad + segment.offset * grad_bytes_;
@@ -23,11 +23,11 @@ void ResidualTile::load(std::int64_t a, int n, float* v) const {
   if (type_ == kResidualInt8) {
     alignas(64) float r[kTileSize];
     read(a, n, r);
-    args_.kernels->load[args_.grad_type][kResidualF32](g, args_.prescale, r, n, v);
+    args_.kernels->load[args_.grad_type][kResidualF32](g, prescale_, r, n, v);
     return;
   }
   const int bytes = type_ == kResidualBf16 ? 2 : 4;
-  args_.kernels->load[args_.grad_type][type_](g, args_.prescale, in_ + a * bytes, n, v);
+  args_.kernels->load[args_.grad_type][type_](g, prescale_, in_ + a * bytes, n, v);
 }
 
 float* ResidualTile::direct(std::int64_t a) const {
@@ -64,7 +64,7 @@ void ResidualTile::keep(std::int64_t a, int n) const {
 void ResidualTile::read(std::int64_t a, int n, float* r) const {
   if (type_ == kResidualInt8) {
     const BlockWire wire{in_ + (a >> log2_block_) * 2, in_ + codes_at_ + a};
-    decode_tile(*args_.kernels, kInt8, log2_block_, &wire, 1, n, r, false);
+    decode_tile(*args_.kernels, kInt8, log2_block_, &wire, 1, n, {r, false, false});
     return;
   }
   for (int i = 0; i < n; ++i) {

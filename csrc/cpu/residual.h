@@ -33,6 +33,7 @@ class ResidualTile {
   const EncodeArgs& args_;
   const std::uint8_t* grad_;
   int grad_bytes_;
+  float prescale_;
   ResidualType type_;
   const std::uint8_t* in_ = nullptr;
   std::uint8_t* out_ = nullptr;

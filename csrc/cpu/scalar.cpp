@@ -6,6 +6,8 @@
 namespace zcomm {
 namespace {
 
+constexpr int kVectorBytes = 16;  // SSE2 and NEON, which every target has
+
 #include "cpu/bytes.h"
 
 template <class Codec, std::uint8_t Id>
@@ -21,17 +23,15 @@ void encode_blocks(const float* v, std::size_t blocks, int log2_block, std::uint
 
 template <class Codec, std::uint8_t Id>
 void decode_blocks(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
-                   float* out, bool) {
+                   const Output& output) {
   const int b = 1 << log2_block;
   for (std::size_t j = 0; j < blocks; ++j) {
-    float sum[kMaxBlock];
     scalar::sum_block<Codec>(
         Id, count,
         [&](int w) {
           return BlockWire{wires[w].scales + 2 * j, wires[w].codes + j * b * Codec::kWidth / 8};
         },
-        b, sum);
-    std::memcpy(out + j * b, sum, b * sizeof(float));
+        b, output.out + j * b);
   }
 }
 
@@ -119,6 +119,7 @@ constexpr Kernels scalar_table() {
   k.has_unused_code[kInt8] = has_unused_int8;
   k.has_unused_code[kInt4] = has_unused_int4;
   k.has_unused_code[kFp8] = has_unused_fp8;
+  k.scales_are_tame = scales_are_tame;
   k.find = find_largest;
   return k;
 }

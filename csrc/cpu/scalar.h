@@ -50,10 +50,10 @@ inline std::uint16_t encode_finite(Fp8, const float* v, int m, std::uint32_t abs
 
 inline std::uint16_t encode_finite(Sign, const float* v, int m, std::uint32_t absmax,
                                    std::uint8_t* codes, float* d) {
-  const Exponent exponent = block_exponent(absmax);
+  const float factor = absmax >= Sign::kLarge ? Sign::kDown : 1.0f;
   float t[kMaxBlock] = {};
-  for (int i = 0; i < m; ++i) t[i] = from_bits(bits(v[i]) & kAbsMask) * exponent.down;
-  const std::uint16_t scale = Sign::scale(tree_sum(t, 1 << log2_ceil(m)), m, exponent);
+  for (int i = 0; i < m; ++i) t[i] = from_bits(bits(v[i]) & kAbsMask) * factor;
+  const std::uint16_t scale = Sign::scale(tree_sum(t, 1 << log2_ceil(m)), m, absmax);
   if (scale == kScaleZero) return scale;
   for (int i = 0; i < m; ++i) {
     put_code(codes, 1, i, bits(v[i]) >> 31);
@@ -103,7 +103,7 @@ bool encode_block(std::uint8_t codec, const float* v, int m, std::uint8_t* scale
   }
   float d[kMaxBlock] = {};
   store(scale, encode_finite(Codec{}, v, m, absmax, codes, d));
-  for (int i = 0; e && i < m; ++i) e[i] = v[i] - d[i];
+  for (int i = 0; e && i < m; ++i) e[i] = is_lm(codec) ? lm_residual(v[i], d[i]) : v[i] - d[i];
   return false;
 }
 

@@ -6,13 +6,18 @@ void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_
   float scale[kTileBlocks];
   for (std::size_t j = 0; j < blocks; ++j) {
     const float* x = v + j * b;
-    const std::uint32_t absmax = block_absmax(x, b);
-    const Exponent exponent = block_exponent(absmax);
-    const F down = splat(exponent.down);
-    const float total = lane_tree(vector_tree(b / kLanes, [&](int k) {
-      return (F)((I)load_f(x + k * kLanes) & 0x7fffffff) * down;
-    }));
-    const std::uint16_t s = absmax >= kInfBits ? kBf16Nan : Sign::scale(total, b, exponent);
+    I largest = splat_i(0);
+    const auto total = [&](F factor) __attribute__((always_inline)) {
+      return lane_tree(vector_tree(b / kLanes, [&](int k) __attribute__((always_inline)) {
+        const I magnitude = (I)load_f(x + k * kLanes) & 0x7fffffff;
+        largest = imax(largest, magnitude);
+        return (F)magnitude * factor;
+      }));
+    };
+    float sum = total(splat(1.0f));
+    const std::uint32_t absmax = hmax(largest);
+    if (__builtin_expect(absmax >= Sign::kLarge, 0)) sum = total(splat(Sign::kDown));
+    const std::uint16_t s = absmax >= kInfBits ? kBf16Nan : Sign::scale(sum, b, absmax);
     store(scales + 2 * j, s);
     kept[j] = s == kBf16Nan;
     scale[j] = bf16_value(s);
@@ -25,23 +30,27 @@ void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_
       continue;
     }
     const I s = (I)splat(scale[j]);
-    for (int i = 0; i < b; i += kLanes) {
-      const F x = load_f(v + j * b + i);
-      store_sign_bits(to + i / 8, x);
-      if (e) store_f(e + j * b + i, x - (F)(s | ((I)x & INT32_MIN)));
+    for (int i = 0; i < b; i += 32) {
+      std::uint32_t group = 0;
+      for (int g = 0; g < kGroup; ++g) {
+        const F x = load_f(v + j * b + i + g * kLanes);
+        group |= sign_bits(x) << (g * kLanes);
+        if (e) store_f(e + j * b + i + g * kLanes, x - (F)(s | ((I)x & INT32_MIN)));
+      }
+      store(to + i / 8, group);
     }
   }
 }
 
 struct SignValues {
   INLINE void operator()(const std::uint8_t* codes, F* q) const {
-    for (int g = 0; g < 32 / kLanes; ++g) {
+    for (int g = 0; g < kGroup; ++g) {
       q[g] = flip_by_bits(splat(1.0f), codes + g * kLanes / 8);
     }
   }
 };
 
-void decode_sign(const BlockWire* wires, int count, std::size_t blocks, int log2_block, float* out,
-                 bool stream) {
-  sum_blocks<1>(SignValues{}, wires, count, blocks, log2_block, out, stream);
+void decode_sign(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
+                 const Output& output) {
+  sum_blocks<1>(SignValues{}, wires, count, blocks, log2_block, output);
 }

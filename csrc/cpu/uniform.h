@@ -25,8 +25,8 @@ void encode_uniform(const float* v, std::size_t blocks, int log2_block, std::uin
     const F s = splat(scale[j]), inv = splat(inverse[j]);
     const F top = splat(Codec::kMax), bottom = splat(-Codec::kMax);
     for (int i = 0; i < b; i += 32) {
-      I c[32 / kLanes];
-      for (int g = 0; g < 32 / kLanes; ++g) {
+      I c[kGroup];
+      for (int g = 0; g < kGroup; ++g) {
         const F x = load_f(v + j * b + i + g * kLanes);
         c[g] = round_int(vmax(vmin(x * inv, top), bottom));
         if (e) store_f(e + j * b + i + g * kLanes, exact_nmadd(to_float(c[g]), s, x));
@@ -48,11 +48,11 @@ struct Int4Values {
                                        -8, -7, -6, -5, -4, -3, -2, -1};
 };
 
-void decode_int8(const BlockWire* wires, int count, std::size_t blocks, int log2_block, float* out,
-                 bool stream) {
-  sum_blocks<8>(Int8Values{}, wires, count, blocks, log2_block, out, stream);
+void decode_int8(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
+                 const Output& output) {
+  sum_blocks<8>(Int8Values{}, wires, count, blocks, log2_block, output);
 }
-void decode_int4(const BlockWire* wires, int count, std::size_t blocks, int log2_block, float* out,
-                 bool stream) {
-  sum_blocks<4>(Int4Values{}, wires, count, blocks, log2_block, out, stream);
+void decode_int4(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
+                 const Output& output) {
+  sum_blocks<4>(Int4Values{}, wires, count, blocks, log2_block, output);
 }

@@ -86,11 +86,11 @@ def tree(t: Tensor) -> Tensor:
 
 
 def hadamard(t: Tensor) -> Tensor:
-    """The unnormalised Hadamard transform of each row, strides b/2, ..., 1."""
+    """The unnormalised Hadamard transform of each row, strides 1, 2, ..., b/2."""
     blocks, size = t.shape
-    stride = size // 2
-    while stride:
+    stride = 1
+    while stride < size:
         low, high = t.view(blocks, size // (2 * stride), 2, stride).unbind(2)
         t = torch.stack((low + high, low - high), 2).view(blocks, size)
-        stride //= 2
+        stride *= 2
     return t

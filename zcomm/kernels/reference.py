@@ -19,6 +19,7 @@ from zcomm.wire import Frame, WireError
 _GRAIN = 32768
 _FP32_INF = 0x7F800000
 _FP32_NAN = 0x7FC00000
+_FP32_MAX = torch.finfo(torch.float32).max
 
 
 class ReferenceKernels:
@@ -80,7 +81,9 @@ def _encode_segment(
     stored = residuals.inputs[index]
     v = v + codec.read_residual(stored, segment.numel)
     encoded = codec.encode_body(v)
-    new = codec.write_residual(v - encoded.decoded, encoded.kept, stored)
+    # Near the largest fp32 number lm* may decode to the other sign; what is kept stays finite.
+    left = (v - encoded.decoded).clamp(-_FP32_MAX, _FP32_MAX)
+    new = codec.write_residual(left, encoded.kept, stored)
     residuals.outputs[index].copy_(new)
     return encoded.body
 
