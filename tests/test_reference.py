@@ -15,7 +15,7 @@ import torch
 
 from kernel_sets import KERNEL_SETS
 from zcomm import codec
-from zcomm.codecs.lm_tables import LEVELS, SIGN_WORDS
+from zcomm.codecs.lm_tables import LEVELS, SIGN_WORDS, THRESHOLDS
 from zcomm.codecs.residual_storage import read
 
 B = 32
@@ -113,9 +113,11 @@ def lm_block(name: str, v: list[float]) -> tuple[int, list[int]]:
     size = 1 << (len(v) - 1).bit_length()
     padded = v + [0.0] * (size - len(v))
     y = hadamard([sigma(i) * f32(x * 2.0 ** (p - 127)) for i, x in enumerate(padded)])
-    rms = f32(math.sqrt(f32(tree([f32(a * a) for a in y]) / size)))
-    middles = [(a + b) / 2 for a, b in zip(levels, levels[1:])]
-    codes = [sum(a > f32(m * rms) for m in middles) for a in y]
+    gain = f32(48 / f32(math.sqrt(f32(tree([f32(a * a) for a in y]) / size))))
+    steps = [max(-128, min(127, math.floor(f32(a * gain)))) for a in y]
+    cells = [sum(max(t, -1 - t) >= edge for edge in THRESHOLDS[WIDTHS[name]]) for t in steps]
+    half = len(levels) // 2
+    codes = [half + c if t >= 0 else half - 1 - c for c, t in zip(cells, steps)]
     q = [levels[c] for c in codes]
     t = f32(tree([f32(a * b) for a, b in zip(y, q)]) / tree([f32(a * a) for a in q]))
     return bf16(f32(f32(t / size) * 2.0 ** (121 - p if e >= 249 else 127 - p))), codes

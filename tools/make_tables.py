@@ -1,9 +1,11 @@
 """Computes the constant tables of the formats and writes them for C++ and Python.
 
-The Lloyd-Max levels are the fixed point of "a level is the mean of its cell, a
+The Lloyd-Max quantiser is the fixed point of "a level is the mean of its cell, a
 cell ends half way between two levels" for the unit Gaussian, found by iteration
-in double precision, then rounded to bfloat16 (8 significant bits), so that
-level x scale is an exact product. The signs are the bits of splitmix64.
+in double precision. The ends of its cells are then rounded to 1/48, so that a
+signed byte can be compared with them, and the means of the cells that result to
+bfloat16 (8 significant bits), so that level x scale is an exact product. The
+signs are the bits of splitmix64.
 
 Usage: python tools/make_tables.py [--check]
 """
@@ -19,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SIGN_SEED = 0x7A636F6D6D
 MAX_BLOCK = 1024
 MASK64 = (1 << 64) - 1
+STEPS = 48  # thresholds are multiples of rms / STEPS; the largest still fits a signed byte
 
 
 def _density(x: float) -> float:
@@ -29,19 +32,29 @@ def _mass(lo: float, hi: float) -> float:
     return 0.5 * (math.erfc(lo / math.sqrt(2.0)) - math.erfc(hi / math.sqrt(2.0)))
 
 
-def lloyd_max(levels: int) -> list[float]:
-    """The positive half of the optimal `levels`-point quantiser of N(0, 1)."""
+def _cell_means(ends: list[float]) -> list[float]:
+    """The mean of N(0, 1) between 0 and the first end, ..., the last end and infinity."""
+    edges = [0.0, *ends, math.inf]
+    tails = [_density(e) if e < math.inf else 0.0 for e in edges]
+    return [(tails[i] - tails[i + 1]) / _mass(edges[i], edges[i + 1]) for i in range(len(ends) + 1)]
+
+
+def lloyd_max_ends(levels: int) -> list[float]:
+    """Where the cells of the positive half of the optimal `levels`-point quantiser end."""
     half = levels // 2
     q = [3.0 * (i + 0.5) / half for i in range(half)]
     for _ in range(20000):
-        edges = [0.0] + [(a + b) / 2 for a, b in zip(q, q[1:])] + [math.inf]
-        ends = list(zip(edges, edges[1:]))
-        new = [(_density(a) - (0.0 if b == math.inf else _density(b))) / _mass(a, b) for a, b in ends]
+        new = _cell_means([(a + b) / 2 for a, b in zip(q, q[1:])])
         done = max(abs(a - b) for a, b in zip(q, new)) < 1e-15
         q = new
         if done:
             break
-    return q
+    return [(a + b) / 2 for a, b in zip(q, q[1:])]
+
+
+def threshold_table(bits: int) -> list[int]:
+    """The positive thresholds, in units of rms / STEPS."""
+    return [round(STEPS * end) for end in lloyd_max_ends(1 << bits)]
 
 
 def bf16_bits(x: float) -> int:
@@ -55,13 +68,8 @@ def bf16(x: float) -> float:
 
 def level_table(bits: int) -> list[float]:
     """All 2**bits levels, increasing, each a bfloat16."""
-    half = [bf16(q) for q in lloyd_max(1 << bits)]
+    half = [bf16(q) for q in _cell_means([t / STEPS for t in threshold_table(bits)])]
     return [-q for q in reversed(half)] + half
-
-
-def midpoint_table(levels: list[float]) -> list[float]:
-    """Half way between neighbouring levels: exact in fp32 (at most 12 bits)."""
-    return [(a + b) / 2 for a, b in zip(levels, levels[1:])]
 
 
 def sign_words() -> list[int]:
@@ -89,11 +97,13 @@ def cpp_text() -> str:
         _rows([f"0x{w:016x}ull" for w in sign_words()], 3, "    "),
         "};\n",
     ]
+    out.append(f"\n// Thresholds are multiples of rms / kLmSteps.\ninline constexpr float kLmSteps = {STEPS};\n")
     for bits in (4, 3, 2):
-        levels = level_table(bits)
-        for name, values in (("Levels", levels), ("Midpoints", midpoint_table(levels))):
-            out.append(f"\ninline constexpr float kLm{bits}{name}[{len(values)}] = {{\n")
-            out.append(_rows([f"{v!r}f" for v in values], 6, "    ") + "};\n")
+        levels, thresholds = level_table(bits), threshold_table(bits)
+        out.append(f"\ninline constexpr float kLm{bits}Levels[{len(levels)}] = {{\n")
+        out.append(_rows([f"{v!r}f" for v in levels], 6, "    ") + "};\n")
+        out.append(f"inline constexpr signed char kLm{bits}Thresholds[{len(thresholds)}] = {{\n")
+        out.append(_rows([str(t) for t in thresholds], 12, "    ") + "};\n")
     out.append("\n}  // namespace zcomm\n")
     return "".join(out)
 
@@ -104,8 +114,13 @@ def python_text() -> str:
         "# Bit i % 64 of word i // 64 set: element i of a block changes its sign.\n",
         "SIGN_WORDS: tuple[int, ...] = (\n",
         _rows([f"0x{w:016X}" for w in sign_words()], 3, "    "),
-        ")\n\nLEVELS: dict[int, tuple[float, ...]] = {\n",
+        f")\n\n# Thresholds are multiples of rms / STEPS.\nSTEPS = {STEPS}\n\n",
+        "THRESHOLDS: dict[int, tuple[int, ...]] = {\n",
     ]
+    for bits in (4, 3, 2):
+        row = ", ".join(str(t) for t in threshold_table(bits))
+        out.append(f"    {bits}: ({row},),\n")
+    out.append("}\n\nLEVELS: dict[int, tuple[float, ...]] = {\n")
     for bits in (4, 3, 2):
         out.append(f"    {bits}: (\n{_rows([repr(v) for v in level_table(bits)], 6, '        ')}    ),\n")
     out.append("}\n")

@@ -1,6 +1,6 @@
 // lm4, lm3, lm2: scales (bf16), then 4, 3 or 2 bits per element, lowest bits first.
 //
-//   y = H(sign * v * 2^-e)    rms = sqrt(tree(y*y) / b)    code = #{midpoints M: y > M * rms}
+//   y = H(sign * v * 2^-e)    t = floor(y * (48 / sqrt(tree(y*y) / b)))    code: t's cell
 //   q = level[code]           S = bf16(tree(y*q) / tree(q*q) / b * 2^e)    d = sign * H(q * S)
 #pragma once
 
@@ -20,14 +20,19 @@ struct Lm {
   ZC_FN static constexpr const float* levels() {
     return Width == 4 ? kLm4Levels : Width == 3 ? kLm3Levels : kLm2Levels;
   }
-  ZC_FN static constexpr const float* midpoints() {
-    return Width == 4 ? kLm4Midpoints : Width == 3 ? kLm3Midpoints : kLm2Midpoints;
+  ZC_FN static constexpr const signed char* thresholds() {
+    return Width == 4 ? kLm4Thresholds : Width == 3 ? kLm3Thresholds : kLm2Thresholds;
   }
 
-  ZC_FN static unsigned code(float y, float rms) {
-    unsigned n = 0;
-    for (int i = 0; i < kLevels - 1; ++i) n += y > midpoints()[i] * rms;
-    return n;
+  // steps = y * lm_gain(...). Codes count up from the lowest level.
+  ZC_FN static unsigned code(float steps) {
+    const float floored = std::floor(steps);
+    // A NaN (of a block whose codes will not count) must not reach the conversion.
+    const int t = !(floored > -128.0f) ? -128 : floored > 127.0f ? 127 : static_cast<int>(floored);
+    const int magnitude = t < 0 ? -1 - t : t;
+    int cell = 0;
+    for (int i = 0; i < kLevels / 2 - 1; ++i) cell += magnitude >= thresholds()[i];
+    return static_cast<unsigned>(t < 0 ? kLevels / 2 - 1 - cell : kLevels / 2 + cell);
   }
 };
 
@@ -36,8 +41,9 @@ ZC_FN std::uint32_t lm_sign_bit(int i) {
 }
 ZC_FN float lm_flip(float x, int i) { return from_bits(bits(x) ^ lm_sign_bit(i)); }
 
-ZC_FN float lm_rms(float sum_of_squares, int log2_size) {
-  return std::sqrt(sum_of_squares * pow2_biased(127 - log2_size));
+// Steps of the threshold table per unit of y.
+ZC_FN float lm_gain(float sum_of_squares, int log2_size) {
+  return kLmSteps / std::sqrt(sum_of_squares * pow2_biased(127 - log2_size));
 }
 
 // Of values of 2^122 and more only a 64th is sent, so that H(q * S) stays finite.

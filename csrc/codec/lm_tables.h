@@ -15,34 +15,31 @@ inline constexpr std::uint64_t kSignWords[16] = {
     0x1d95f1eadf18caedull,
 };
 
+// Thresholds are multiples of rms / kLmSteps.
+inline constexpr float kLmSteps = 48;
+
 inline constexpr float kLm4Levels[16] = {
-    -2.734375f, -2.0625f, -1.6171875f, -1.2578125f, -0.94140625f, -0.65625f,
-    -0.388671875f, -0.1279296875f, 0.1279296875f, 0.388671875f, 0.65625f, 0.94140625f,
+    -2.734375f, -2.0625f, -1.6171875f, -1.2578125f, -0.94140625f, -0.65234375f,
+    -0.3828125f, -0.12451171875f, 0.12451171875f, 0.3828125f, 0.65234375f, 0.94140625f,
     1.2578125f, 1.6171875f, 2.0625f, 2.734375f,
 };
-
-inline constexpr float kLm4Midpoints[15] = {
-    -2.3984375f, -1.83984375f, -1.4375f, -1.099609375f, -0.798828125f, -0.5224609375f,
-    -0.25830078125f, 0.0f, 0.25830078125f, 0.5224609375f, 0.798828125f, 1.099609375f,
-    1.4375f, 1.83984375f, 2.3984375f,
+inline constexpr signed char kLm4Thresholds[7] = {
+    12, 25, 38, 53, 69, 88, 115,
 };
 
 inline constexpr float kLm3Levels[8] = {
-    -2.15625f, -1.34375f, -0.7578125f, -0.2451171875f, 0.2451171875f, 0.7578125f,
-    1.34375f, 2.15625f,
+    -2.15625f, -1.3359375f, -0.75390625f, -0.2451171875f, 0.2451171875f, 0.75390625f,
+    1.3359375f, 2.15625f,
 };
-
-inline constexpr float kLm3Midpoints[7] = {
-    -1.75f, -1.05078125f, -0.50146484375f, 0.0f, 0.50146484375f, 1.05078125f,
-    1.75f,
+inline constexpr signed char kLm3Thresholds[3] = {
+    24, 50, 84,
 };
 
 inline constexpr float kLm2Levels[4] = {
-    -1.5078125f, -0.453125f, 0.453125f, 1.5078125f,
+    -1.5078125f, -0.451171875f, 0.451171875f, 1.5078125f,
 };
-
-inline constexpr float kLm2Midpoints[3] = {
-    -0.98046875f, 0.0f, 0.98046875f,
+inline constexpr signed char kLm2Thresholds[1] = {
+    47,
 };
 
 }  // namespace zcomm

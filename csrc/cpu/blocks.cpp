@@ -22,9 +22,10 @@ auto with_codec(std::uint8_t codec, Body body) {
 }  // namespace
 
 void encode_tile(const Kernels& kernels, std::uint8_t codec, int log2_block, const float* v, int n,
-                 std::uint8_t* scales, std::uint8_t* codes, float* e, std::uint8_t* kept) {
+                 std::uint8_t* scales, std::uint8_t* codes, float* e, std::uint8_t* kept,
+                 const Ahead& ahead) {
   const int full = n >> log2_block, at = full << log2_block;
-  if (full) kernels.encode_blocks[codec](v, full, log2_block, scales, codes, e, kept);
+  if (full) kernels.encode_blocks[codec](v, full, log2_block, scales, codes, e, kept, ahead);
   if (at == n) return;
   kept[full] = with_codec(codec, [&](auto type) {
     return scalar::encode_block<decltype(type)>(codec, v + at, n - at, scales + 2 * full,

@@ -11,7 +11,6 @@
 namespace zcomm {
 namespace {
 
-constexpr std::int64_t kStep = 4096;                    // as in encode.cpp
 constexpr std::int64_t kStreamElements = 4 << 20;       // more output than this goes past the cache
 constexpr const char* kNames[kCodecs] = {"",     "none", "bf16", "fp16", "int8", "fp8",
                                          "int4", "lm4",  "lm3",  "lm2",  "sign", "topk"};
@@ -107,11 +106,21 @@ class Decoder {
     for (int w = 0; w < args_.count; ++w) {
       for (const Frame& frame : layout_.frames) {
         if (auto text = check_header(frame, args_.wires[w] + frame.start, args_.verify)) {
-          return Fault{w, *text};
+          return Fault{w, at_frame(&frame - layout_.frames.data()) + *text};
         }
       }
     }
     return {};
+  }
+
+  std::string at_frame(std::size_t f) const {
+    return layout_.frames.size() > 1 ? "frame " + std::to_string(f) + ": " : "";
+  }
+
+  void refuse(int w, std::size_t task, const Segment& segment, const std::string& text) {
+    const std::int64_t index = &segment - layout_.segments.data();
+    faults_.add(w, task,
+                "segment " + std::to_string(index) + " (" + codec_name(segment.codec) + "): " + text);
   }
 
   std::optional<Fault> check_sums() const {
@@ -123,7 +132,7 @@ class Decoder {
         const std::uint64_t sum = sums_[w * layout_.frames.size() + f];
         const std::uint64_t expected = sum + args_.kernels->checksum(at, 3, 0);
         if (got != expected) {
-          return Fault{w, expected_got("checksum", hex(expected) + " of the bytes", hex(got))};
+          return Fault{w, at_frame(f) + expected_got("checksum", hex(expected), hex(got))};
         }
       }
     }
@@ -140,8 +149,10 @@ class Decoder {
   void decode_task(std::size_t index, const Task& task) {
     const Segment& segment = layout_.segments[task.segment];
     const int sections = has_blocks(segment.codec) ? 2 : 1;
-    for (std::int64_t a = task.begin; a < task.end; a += kStep) {
-      const std::int64_t end = std::min(task.end, a + kStep);
+    // Four blocks' scales make a word of the checksum.
+    const std::int64_t step = std::max(kDecodeStep, 4 << segment.log2_block);
+    for (std::int64_t a = task.begin; a < task.end; a += step) {
+      const std::int64_t end = std::min(task.end, a + step);
       bool tame = true;
       for (int w = 0; w < args_.count; ++w) {
         for (int i = 0; i < sections; ++i) {
@@ -194,8 +205,7 @@ class Decoder {
     const auto unused = args_.kernels->has_unused_code[segment.codec];
     const ByteRange codes = section_range(segment, 1, a, end);
     if (unused && unused(wire + segment.section(1) + codes.begin, codes.end - codes.begin)) {
-      faults_.add(w, task,
-                  expected_got("codes", "of " + codec_name(segment.codec), "one that does not occur"));
+      refuse(w, task, segment, expected_got("codes that occur", "", "one that does not"));
     }
     const std::uint8_t* scales = wire + segment.section(0) + (a >> segment.log2_block) * 2;
     if (args_.kernels->scales_are_tame(scales, (end - a + b - 1) >> segment.log2_block)) return true;
@@ -212,14 +222,14 @@ class Decoder {
         load<std::uint16_t>(wire + segment.section(0) + (at >> segment.log2_block) * 2);
     if (scale >= kScaleMin && scale <= kBf16Max) return;
     if (!scale_is_valid(scale)) {
-      faults_.add(w, task, expected_got("a scale", "that is zero, normal or NaN", hex(scale)));
+      refuse(w, task, segment, expected_got("a scale", "that is zero, normal or NaN", hex(scale)));
       return;
     }
     const int width = code_width(segment.codec);
     const std::uint8_t* codes = wire + segment.section(1) + at * width / 8;
     const int nbytes = (codes_in_block(segment.codec, m) * width + 7) / 8;
     if (std::any_of(codes, codes + nbytes, [](std::uint8_t c) { return c; })) {
-      faults_.add(w, task, expected_got("codes", "0 under scale " + hex(scale), "others"));
+      refuse(w, task, segment, expected_got("codes", "0 under scale " + hex(scale), "others"));
     }
   }
 
@@ -233,7 +243,7 @@ class Decoder {
                              [](std::uint8_t byte) { return byte == 0; });
       }
       if (!clean || unused_bits(args_.wires[w], segment)) {
-        faults_.add(w, task, expected_got("padding", "0", "other bytes"));
+        refuse(w, task, segment, expected_got("padding", "0", "other bytes"));
       }
     }
   }
@@ -255,7 +265,8 @@ class Decoder {
       add_sum(w, segment, segment.body + slice.begin, slice.end - slice.begin);
     }
     if (const auto fault = decode_topk(args_, task)) {
-      faults_.add(fault->wire, index, expected_got(fault->expected, "", std::to_string(fault->got)));
+      refuse(fault->wire, index, segment,
+             expected_got(fault->expected, "", std::to_string(fault->got)));
     }
     if (task.end == segment.n) check_padding(index, segment);
   }

@@ -18,7 +18,7 @@ constexpr std::int64_t kChecksumStep = 4096;
 
 // Small enough that v, e and the work buffers stay in L1; whole blocks.
 int tile_elements(const Segment& segment) {
-  static const int T = getenv("T") ? atoi(getenv("T")) : 512; return std::max(T, 1 << segment.log2_block);
+  return std::max(512, 1 << segment.log2_block);
 }
 
 void store_blocks(const ResidualTile& residual, const Segment& segment, std::int64_t a, int n,
@@ -47,7 +47,8 @@ void encode_block_tile(const EncodeArgs& args, const Segment& segment, const Res
   float* const e = direct ? direct : residual.any() ? buffer : nullptr;
   encode_tile(*args.kernels, segment.codec, segment.log2_block, v, n,
               args.wire + segment.section(0) + (a >> segment.log2_block) * 2,
-              args.wire + segment.section(1) + a * code_width(segment.codec) / 8, e, kept);
+              args.wire + segment.section(1) + a * code_width(segment.codec) / 8, e, kept,
+              residual.ahead(a + n));
   if (residual.any()) store_blocks(residual, segment, a, n, e, direct != nullptr, kept);
 }
 

@@ -16,9 +16,11 @@ INLINE F fp8_values(I code) {
 }
 
 void encode_fp8(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
-                std::uint8_t* codes, float* e, std::uint8_t* kept) {
+                std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
   const int b = 1 << log2_block;
   for (std::size_t j = 0; j < blocks; ++j, v += b, codes += b) {
+    ahead.fetch_grad(j, b);
+    ahead.fetch_residual(j, b);
     const std::uint32_t absmax = block_absmax(v, b);
     const std::uint16_t scale = absmax >= kInfBits ? kBf16Nan : Fp8::scale(from_bits(absmax));
     store(scales + 2 * j, scale);

@@ -18,7 +18,24 @@ struct BlockWire {
   const std::uint8_t* codes;
 };
 
-// v[i] = grad[i] * prescale (+ residual[i]); fetches the next tile into the cache meanwhile.
+// What the next tile will read. The kernels fetch it a block's share at a time between their
+// arithmetic, so that memory and arithmetic overlap: a tile is longer than any reorder buffer.
+struct Ahead {
+  const std::uint8_t *grad, *residual;
+  int grad_bytes, residual_bytes;  // per element
+
+  // The share of block `block` of b elements.
+  void fetch_grad(std::size_t block, int b) const { fetch(grad, grad_bytes, block, b); }
+  void fetch_residual(std::size_t block, int b) const { fetch(residual, residual_bytes, block, b); }
+
+ private:
+  static void fetch(const std::uint8_t* from, int bytes, std::size_t block, int b) {
+    const std::uint8_t* p = from + block * b * bytes;
+    for (int i = 0; i < b * bytes; i += 64) __builtin_prefetch(p + i);
+  }
+};
+
+// v[i] = grad[i] * prescale (+ residual[i]).
 using LoadTile = void (*)(const void* grad, float prescale, const void* residual, std::size_t n,
                           float* v);
 
@@ -26,7 +43,7 @@ using LoadTile = void (*)(const void* grad, float prescale, const void* residual
 // kept flag and leaves e alone.
 using EncodeBlocks = void (*)(const float* v, std::size_t blocks, int log2_block,
                               std::uint8_t* scales, std::uint8_t* codes, float* e,
-                              std::uint8_t* kept);
+                              std::uint8_t* kept, const Ahead& ahead);
 
 // How decoded values are written: past the cache, and whether a NaN can be among them.
 struct Output {
@@ -63,8 +80,13 @@ struct Kernels {
 
   // topk: the indices of every |v| whose bits are >= least (at least 1), increasing; returns how
   // many. `index` has room for n + 16.
-  std::size_t (*find)(const float* v, std::size_t n, std::uint32_t least, std::uint32_t* index);
+  std::size_t (*find)(const float* v, std::size_t n, std::uint32_t least, std::uint32_t* index,
+                      const Ahead& ahead);
 };
+
+// Elements that are checked and then decoded in one step, for blocks of up to 512: the decoder
+// fetches so far ahead.
+inline constexpr int kDecodeStep = 2048;
 
 // The largest tile, and how many blocks it can hold.
 inline constexpr int kTileSize = 1024;

@@ -166,47 +166,16 @@ INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
   }
 }
 
-// Finds each value's cell by halving. n counts the "greater" answers negatively, as compare masks
-// do, so the tables of later questions stand in that order: entry i at (-i) mod 4.
+// 32 values to packed codes and levels; the cells are found on bytes, 32 at a time.
 template <int Width>
 struct LmQuantiser {
-  F low, high, four;         // thresholds of the second and the third question
-  F eight_low, eight_high;   // of the fourth, after a first answer no or yes
   ByteLut levels;
 
   INLINE LmQuantiser() : levels(Lm<Width>::levels(), Lm<Width>::kLevels) {}
-  INLINE void set_rms(float rms) {
-    const float* m = Lm<Width>::midpoints();
-    constexpr int h = Lm<Width>::kLevels / 4;  // codes per cell of the second question
-    const F r = splat(rms);
-    low = splat(m[h - 1]) * r;
-    high = splat(m[3 * h - 1]) * r;
-    if constexpr (Width >= 3) four = quarters(m + h / 2 - 1, h) * r;
-    if constexpr (Width == 4) {
-      eight_low = quarters(m, 2) * r;
-      eight_high = quarters(m + 8, 2) * r;
-    }
-  }
-  static INLINE F quarters(const float* m, int step) {
-    const float a = m[0], b = m[step], c = m[2 * step], d = m[3 * step];
-    return F{a, d, c, b, a, d, c, b};
-  }
-  INLINE I negative_code(F y) const {
-    const I first = y > splat(0.0f);
-    I n = first + first + (I)(y > (F)_mm256_blendv_ps(low, high, (F)first));
-    if constexpr (Width >= 3) n = n + n + (I)(y > (F)_mm256_permutevar_ps(four, (__m256i)n));
-    if constexpr (Width == 4) {
-      const F t = _mm256_blendv_ps(_mm256_permutevar_ps(eight_low, (__m256i)n),
-                                   _mm256_permutevar_ps(eight_high, (__m256i)n), (F)first);
-      n = n + n + (I)(y > t);
-    }
-    return n;
-  }
-  // 32 values to packed codes and levels.
-  INLINE void operator()(const F* y, F* level, std::uint8_t* codes) const {
-    I n[4];
-    for (int g = 0; g < 4; ++g) n[g] = negative_code(y[g]);
-    const __m256i bytes = _mm256_sub_epi8(_mm256_setzero_si256(), pack_halves(n));
+  INLINE void operator()(const F* y, F gain, F* level, std::uint8_t* codes) const {
+    I t[4];
+    for (int g = 0; g < 4; ++g) t[g] = (I)_mm256_cvtps_epi32(_mm256_floor_ps(y[g] * gain));
+    const __m256i bytes = lm_codes<Width>(pack_halves(t));
     levels(bytes, level);
     store_codes(std::integral_constant<int, Width>{}, join_halves(bytes), codes);
   }

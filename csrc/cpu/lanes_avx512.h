@@ -134,40 +134,22 @@ INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
   q[1] = lut(spread_codes<2>(load<std::uint32_t>(codes + 4)));
 }
 
-// Finds each value's cell by halving: a code grows by one bit a question.
+// 32 values to packed codes and levels; the cells are found on bytes, 32 at a time.
 template <int Width>
 struct LmQuantiser {
-  F thresholds[Width];  // question i has 2^i thresholds, repeated
   Lut<Width> levels;
 
   INLINE LmQuantiser() : levels(Lm<Width>::levels()) {}
-  INLINE void set_rms(float rms) {
-    const float* m = Lm<Width>::midpoints();
-    for (int question = 0; question < Width; ++question) {
-      const int cells = 1 << question, step = Lm<Width>::kLevels / cells;
-      F t;
-      for (int i = 0; i < kLanes; ++i) t[i] = m[i % cells * step + step / 2 - 1];
-      thresholds[question] = t * splat(rms);
-    }
+  static INLINE __m128i floor_bytes(F x) {
+    return _mm512_cvtsepi32_epi8(
+        _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
   }
-  INLINE __m512i code(F y) const {
-    __m512i n = _mm512_setzero_si512();
-    for (int question = 0; question < Width; ++question) {
-      const F t = question == 0 ? thresholds[0] : (F)_mm512_permutexvar_ps(n, thresholds[question]);
-      const __mmask16 greater = _mm512_cmp_ps_mask(y, t, _CMP_GT_OQ);
-      n = _mm512_add_epi32(n, n);
-      n = _mm512_mask_or_epi32(n, greater, n, _mm512_set1_epi32(1));
-    }
-    return n;
-  }
-  // 32 values to packed codes and levels.
-  INLINE void operator()(const F* y, F* level, std::uint8_t* codes) const {
-    I n[2];
-    for (int g = 0; g < 2; ++g) {
-      n[g] = (I)code(y[g]);
-      level[g] = levels((__m512i)n[g]);
-    }
-    pack32<Width>(n, codes);
+  INLINE void operator()(const F* y, F gain, F* level, std::uint8_t* codes) const {
+    const __m256i t = _mm256_set_m128i(floor_bytes(y[1] * gain), floor_bytes(y[0] * gain));
+    const __m256i bytes = lm_codes<Width>(t);
+    level[0] = levels(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(bytes)));
+    level[1] = levels(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(bytes, 1)));
+    store_codes(std::integral_constant<int, Width>{}, bytes, codes);
   }
 };
 

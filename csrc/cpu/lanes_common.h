@@ -35,6 +35,9 @@ INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t 
   for (int w = 0; w < K; ++w) {
     s[w] = splat(bf16_value(load<std::uint16_t>(wires[w].scales + 2 * block)));
     codes[w] = wires[w].codes + block * b * Width / 8;
+    for (int i = 0; i < b * Width / 8; i += 64) {
+      __builtin_prefetch(codes[w] + i + kDecodeStep * Width / 8);
+    }
   }
   for (int i = 0; i < b; i += 32) {
     F sum[kGroup], q[kGroup];
@@ -124,30 +127,16 @@ struct Nothing {
   static constexpr std::size_t kBytes = 0;
 };
 
-// Fetches ahead what the next tile of the same size will read.
-template <class T>
-INLINE void prefetch(const std::uint8_t* p, std::size_t i, std::size_t n) {
-  if constexpr (T::kBytes > 0) {
-    if (i * T::kBytes % 64 == 0) {
-      _mm_prefetch(reinterpret_cast<const char*>(p + (i + n) * T::kBytes), _MM_HINT_T0);
-    }
-  }
-}
-
 template <class Grad, class Residual>
 void load_tile(const void* grad, float prescale, const void* residual, std::size_t n, float* v) {
   const auto* g = static_cast<const std::uint8_t*>(grad);
   const auto* r = static_cast<const std::uint8_t*>(residual);
   const F factor = splat(prescale);
   std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    prefetch<Grad>(g, i, n);
-    prefetch<Residual>(r, i, n);
-    for (int j = 0; j < 16; j += kLanes) {
-      F x = Grad::lanes(g + (i + j) * Grad::kBytes) * factor;
-      if constexpr (Residual::kBytes > 0) x = x + Residual::lanes(r + (i + j) * Residual::kBytes);
-      store_f(v + i + j, x);
-    }
+  for (; i + kLanes <= n; i += kLanes) {
+    F x = Grad::lanes(g + i * Grad::kBytes) * factor;
+    if constexpr (Residual::kBytes > 0) x = x + Residual::lanes(r + i * Residual::kBytes);
+    store_f(v + i, x);
   }
   for (; i < n; ++i) {
     v[i] = Grad::one(g + i * Grad::kBytes) * prescale;
@@ -229,14 +218,24 @@ void decode_plain(const std::uint8_t* const* codes, int count, std::size_t n, fl
   }
 }
 
-std::size_t find_largest(const float* v, std::size_t n, std::uint32_t least, std::uint32_t* index) {
+std::size_t find_largest(const float* v, std::size_t n, std::uint32_t least, std::uint32_t* index,
+                         const Ahead& ahead) {
   std::size_t found = 0, i = 0;
   const I below = splat_i(static_cast<int>(least - 1));
   I lane = splat_i(0);
   for (int j = 0; j < kLanes; ++j) lane[j] = j;
-  for (; i + kLanes <= n; i += kLanes) {
-    const I hit = ((I)load_f(v + i) & 0x7fffffff) > below;
-    if (sign_bits((F)hit)) found += append(index + found, lane + static_cast<int>(i), hit);
+  for (; i + 32 <= n; i += 32) {
+    ahead.fetch_grad(i / 32, 32);
+    ahead.fetch_residual(i / 32, 32);
+    I hit[kGroup], any = splat_i(0);
+    for (int g = 0; g < kGroup; ++g) {
+      hit[g] = ((I)load_f(v + i + g * kLanes) & 0x7fffffff) > below;
+      any |= hit[g];
+    }
+    if (!sign_bits((F)any)) continue;
+    for (int g = 0; g < kGroup; ++g) {
+      found += append(index + found, lane + static_cast<int>(i + g * kLanes), hit[g]);
+    }
   }
   for (; i < n; ++i) {
     if ((bits(v[i]) & kAbsMask) >= least) index[found++] = static_cast<std::uint32_t>(i);

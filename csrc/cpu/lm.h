@@ -126,13 +126,14 @@ struct Products {
 
 // Codes, and q over y; gives tree(y * q) and tree(q * q).
 template <int Width>
-INLINE Products lm_quantise(const LmQuantiser<Width>& quantise, int b, const float* y, float* q,
-                            std::uint8_t* codes) {
+INLINE Products lm_quantise(const LmQuantiser<Width>& quantise, float gain, int b, const float* y,
+                            float* q, std::uint8_t* codes) {
+  const F steps = splat(gain);
   F yq[kMaxBlock / kLanes], qq[kMaxBlock / kLanes];
   const auto group = [&](int i, bool add, F* product, F* norm) __attribute__((always_inline)) {
     F x[kGroup], level[kGroup];
     for (int g = 0; g < kGroup; ++g) x[g] = load_f(y + i + g * kLanes);
-    quantise(x, level, codes + i * Width / 8);
+    quantise(x, steps, level, codes + i * Width / 8);
     for (int g = 0; g < kGroup; ++g) {
       store_f(q + i + g * kLanes, level[g]);
       const F p = x[g] * level[g], n = level[g] * level[g];
@@ -167,7 +168,7 @@ INLINE void lm_residuals(const float* v, int vectors, std::uint16_t scale, float
 // overlap with another's butterflies.
 template <int Width, int Log2Block>
 INLINE void encode_lm_tile(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
-                           std::uint8_t* codes, float* e, std::uint8_t* kept) {
+                           std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
   const int log2_size = Log2Block ? Log2Block : log2_block;
   const int b = 1 << log2_size, vectors = b / kLanes;
   alignas(64) float y[kTileSize], q[kTileSize];
@@ -181,12 +182,14 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, int log2_block, s
     exponent[j] = block_exponent(absmax);
   }
   for (std::size_t j = 0; j < blocks; ++j) {
+    ahead.fetch_grad(j, b);
     squares[j] = lm_rotate(v + j * b, vectors, exponent[j].down, y + j * b);
   }
-  LmQuantiser<Width> quantise;
+  const LmQuantiser<Width> quantise;
   for (std::size_t j = 0; j < blocks; ++j) {
-    quantise.set_rms(lm_rms(squares[j], log2_size));
-    products[j] = lm_quantise(quantise, b, y + j * b, q + j * b, codes + j * b * Width / 8);
+    ahead.fetch_residual(j, b);
+    products[j] = lm_quantise(quantise, lm_gain(squares[j], log2_size), b, y + j * b, q + j * b,
+                              codes + j * b * Width / 8);
   }
   for (std::size_t j = 0; j < blocks; ++j) {
     const std::uint16_t scale =
@@ -207,11 +210,11 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, int log2_block, s
 
 template <int Width>
 void encode_lm(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
-               std::uint8_t* codes, float* e, std::uint8_t* kept) {
+               std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
   if (log2_block == 7) {
-    encode_lm_tile<Width, 7>(v, blocks, 7, scales, codes, e, kept);
+    encode_lm_tile<Width, 7>(v, blocks, 7, scales, codes, e, kept, ahead);
   } else {
-    encode_lm_tile<Width, 0>(v, blocks, log2_block, scales, codes, e, kept);
+    encode_lm_tile<Width, 0>(v, blocks, log2_block, scales, codes, e, kept, ahead);
   }
 }
 

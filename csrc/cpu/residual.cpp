@@ -30,6 +30,12 @@ void ResidualTile::load(std::int64_t a, int n, float* v) const {
   args_.kernels->load[args_.grad_type][type_](g, prescale_, in_ + a * bytes, n, v);
 }
 
+Ahead ResidualTile::ahead(std::int64_t a) const {
+  constexpr int bytes[] = {0, 4, 2, 1};  // by ResidualType
+  const std::uint8_t* residual = in_ ? in_ + codes_at_ * (type_ == kResidualInt8) : grad_;
+  return {grad_ + a * grad_bytes_, residual + a * bytes[type_], grad_bytes_, bytes[type_]};
+}
+
 float* ResidualTile::direct(std::int64_t a) const {
   std::uint8_t* at = out_ + a * 4;
   const bool aligned = reinterpret_cast<std::uintptr_t>(at) % alignof(float) == 0;
@@ -44,7 +50,7 @@ void ResidualTile::store(std::int64_t a, int n, const float* e) const {
   } else if (type_ == kResidualInt8) {
     std::uint8_t kept[kTileBlocks];
     encode_tile(*args_.kernels, kInt8, log2_block_, e, n, out_ + (a >> log2_block_) * 2,
-                out_ + codes_at_ + a, nullptr, kept);
+                out_ + codes_at_ + a, nullptr, kept, {});
   }
 }
 

@@ -15,6 +15,9 @@ class ResidualTile {
   // v = grad * prescale + residual for elements [a, a + n).
   void load(std::int64_t a, int n, float* v) const;
 
+  // What load() will read from element a on.
+  Ahead ahead(std::int64_t a) const;
+
   // Where e of element a may be written directly, or null if it has to pass through store().
   float* direct(std::int64_t a) const;
 

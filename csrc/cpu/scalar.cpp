@@ -12,7 +12,7 @@ constexpr int kVectorBytes = 16;  // SSE2 and NEON, which every target has
 
 template <class Codec, std::uint8_t Id>
 void encode_blocks(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
-                   std::uint8_t* codes, float* e, std::uint8_t* kept) {
+                   std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead&) {
   const int b = 1 << log2_block;
   for (std::size_t j = 0; j < blocks; ++j) {
     kept[j] = scalar::encode_block<Codec>(Id, v + j * b, b, scales + 2 * j,
@@ -75,7 +75,8 @@ void decode_plain(const std::uint8_t* const* codes, int count, std::size_t n, fl
   }
 }
 
-std::size_t find_largest(const float* v, std::size_t n, std::uint32_t least, std::uint32_t* index) {
+std::size_t find_largest(const float* v, std::size_t n, std::uint32_t least, std::uint32_t* index,
+                         const Ahead&) {
   std::size_t found = 0;
   for (std::size_t i = 0; i < n; ++i) {
     if ((bits(v[i]) & kAbsMask) >= least) index[found++] = static_cast<std::uint32_t>(i);

@@ -73,9 +73,9 @@ std::uint16_t encode_finite(Lm<Width>, const float* v, int m, std::uint32_t absm
   for (int i = m; i < b; ++i) y[i] = lm_flip(0.0f, i);
   hadamard(y, b);
   for (int i = 0; i < b; ++i) t[i] = y[i] * y[i];
-  const float rms = lm_rms(tree_sum(t, b), k);
+  const float gain = lm_gain(tree_sum(t, b), k);
   for (int i = 0; i < b; ++i) {
-    code[i] = Lm<Width>::code(y[i], rms);
+    code[i] = Lm<Width>::code(y[i] * gain);
     q[i] = Lm<Width>::level(code[i]);
     t[i] = y[i] * q[i];
   }

@@ -1,10 +1,11 @@
 // sign over lanes. Included inside an instruction set's namespace.
 
 void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
-                 std::uint8_t* codes, float* e, std::uint8_t* kept) {
+                 std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
   const int b = 1 << log2_block;
   float scale[kTileBlocks];
   for (std::size_t j = 0; j < blocks; ++j) {
+    ahead.fetch_grad(j, b);
     const float* x = v + j * b;
     I largest = splat_i(0);
     const auto total = [&](F factor) __attribute__((always_inline)) {
@@ -23,6 +24,7 @@ void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_
     scale[j] = bf16_value(s);
   }
   for (std::size_t j = 0; j < blocks; ++j) {
+    ahead.fetch_residual(j, b);
     std::uint8_t* to = codes + j * b / 8;
     if (kept[j] || scale[j] == 0.0f) {
       std::memset(to, 0, b / 8);

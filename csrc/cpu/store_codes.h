@@ -1,4 +1,18 @@
-// Packing codes that are bytes, with AVX2. Included inside an instruction set's namespace.
+// Codes that are bytes, with AVX2: found, packed. Included inside an instruction set's namespace.
+
+// The code of each signed byte t, as Lm<Width>::code().
+template <int Width>
+INLINE __m256i lm_codes(__m256i t) {
+  constexpr int half = Lm<Width>::kLevels / 2;
+  const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), t);
+  const __m256i magnitude = _mm256_xor_si256(t, negative);
+  __m256i cell = _mm256_setzero_si256();
+  for (int i = 0; i < half - 1; ++i) {
+    const __m256i below = _mm256_set1_epi8(static_cast<char>(Lm<Width>::thresholds()[i] - 1));
+    cell = _mm256_sub_epi8(cell, _mm256_cmpgt_epi8(magnitude, below));
+  }
+  return _mm256_add_epi8(_mm256_xor_si256(cell, negative), _mm256_set1_epi8(half));
+}
 
 // Bytes that hold codes of some width to the bit string of the format: 32 codes, 4 * width bytes.
 INLINE void store_codes(std::integral_constant<int, 8>, __m256i bytes, std::uint8_t* out) {

@@ -11,7 +11,7 @@
 namespace zcomm {
 namespace {
 
-constexpr int kTile = kTileSize;
+constexpr int kTile = kTileSize / 2;
 constexpr int kSampleChunk = 128;       // whole residual blocks
 constexpr std::int64_t kSample = 65536;  // enough for the threshold's third digit
 
@@ -67,7 +67,7 @@ void collect(const State& state, Range& range) {
   for (std::int64_t a = range.task.begin; a < range.task.end; a += kTile) {
     const int n = static_cast<int>(std::min<std::int64_t>(kTile, range.task.end - a));
     residual.load(a, n, v);
-    const std::size_t hits = state.args.kernels->find(v, n, state.least, index);
+    const std::size_t hits = state.args.kernels->find(v, n, state.least, index, residual.ahead(a + n));
     for (std::size_t i = 0; i < hits; ++i) {
       range.found[range.count + i] = bits(v[index[i]]) & kAbsMask;
     }
@@ -154,29 +154,33 @@ class Writer {
   }
 
   void tile(std::int64_t begin, std::int64_t a, int n) {
-    alignas(64) float v[kTile], e[kTile];
+    alignas(64) float buffer[kTile];
     std::uint32_t index[kTile + 16];
+    // v becomes e where it lies: what is not sent stays in the residual.
+    float* const direct = residual_.direct(a);
+    float* const v = direct ? direct : buffer;
     residual_.load(a, n, v);
-    if (residual_.any()) std::memcpy(e, v, n * sizeof(float));
-    const std::size_t hits = find(v, n, index);
+    const std::size_t hits = find(v, n, index, residual_.ahead(a + n));
     for (std::size_t i = 0; i < hits; ++i) {
       const float x = v[index[i]];
       const std::uint32_t u = bits(x) & kAbsMask;
       if (u == state_.threshold && ties_ == 0) continue;
       ties_ -= u == state_.threshold;
       const std::uint16_t value = bf16_saturate(x);
-      e[index[i]] = x - bf16_value(value);
+      v[index[i]] = x - bf16_value(value);
       store(offsets_, static_cast<std::uint16_t>(a - begin + index[i]));
       store(values_, value);
       offsets_ += 2;
       values_ += 2;
     }
-    residual_.store(a, n, e);
+    if (!direct) residual_.store(a, n, v);
   }
 
  private:
-  std::size_t find(const float* v, int n, std::uint32_t* index) const {
-    if (state_.threshold > 0) return state_.args.kernels->find(v, n, state_.threshold, index);
+  std::size_t find(const float* v, int n, std::uint32_t* index, const Ahead& ahead) const {
+    if (state_.threshold > 0) {
+      return state_.args.kernels->find(v, n, state_.threshold, index, ahead);
+    }
     for (int i = 0; i < n; ++i) index[i] = static_cast<std::uint32_t>(i);
     return n;
   }

@@ -10,7 +10,7 @@ namespace zcomm {
 // Encodes all topk segments of the layout; adds their bodies to the frames' sums.
 void encode_topk(const EncodeArgs& args, std::atomic<std::uint64_t>* sums);
 
-// Decodes one range of one segment; false and a message if a wire is malformed.
+// Decodes one range of one segment; says what is wrong if a wire is malformed.
 struct TopkFault {
   int wire;
   const char* expected;

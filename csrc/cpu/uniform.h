@@ -2,11 +2,12 @@
 
 template <class Codec>
 void encode_uniform(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
-                    std::uint8_t* codes, float* e, std::uint8_t* kept) {
+                    std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
   const int b = 1 << log2_block;
   float scale[kTileBlocks], inverse[kTileBlocks];
   // Scales first, for all blocks: their divisions overlap instead of stalling each block.
   for (std::size_t j = 0; j < blocks; ++j) {
+    ahead.fetch_grad(j, b);
     const std::uint32_t absmax = block_absmax(v + j * b, b);
     const std::uint16_t s =
         absmax >= kInfBits ? kBf16Nan : Codec::scale(from_bits(absmax));
@@ -17,6 +18,7 @@ void encode_uniform(const float* v, std::size_t blocks, int log2_block, std::uin
     inverse[j] = s == kScaleZero ? 0.0f : 1.0f / scale[j];
   }
   for (std::size_t j = 0; j < blocks; ++j) {
+    ahead.fetch_residual(j, b);
     std::uint8_t* to = codes + j * b * Codec::kWidth / 8;
     if (__builtin_expect(kept[j], 0)) {
       std::memset(to, 0, b * Codec::kWidth / 8);

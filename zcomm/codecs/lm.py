@@ -8,8 +8,10 @@
 
     u    = sigma * (v * 2^(P - 127))      E, P as for sign; E = 0 gives a zero block
     y    = H(u)
-    rms  = sqrt(tree(y * y) * 2^-k)
-    code = the number of midpoints M with y > M * rms
+    g    = 48 / sqrt(tree(y * y) * 2^-k)
+    t    = clamp(floor(y * g), -128, 127)
+    c    = the number of thresholds T <= max(t, -1 - t)
+    code = levels/2 + c where t >= 0, else levels/2 - 1 - c
     q    = level[code]
     t    = tree(y * q) / tree(q * q)
     S    = bf16((t * 2^-k) * 2^(127 - P))        where E >= 249: 2^(121 - P)
@@ -21,14 +23,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
-from zcomm.codecs.lm_tables import LEVELS, SIGN_WORDS
+from zcomm.codecs.lm_tables import LEVELS, SIGN_WORDS, STEPS, THRESHOLDS
 
 # From this biased exponent on, the scale is made 2^6 smaller so that H(z) stays finite.
 _LARGE_EXPONENT = 249
@@ -49,8 +50,6 @@ def _levels(width: int, device: torch.device) -> Tensor:
 class LloydMax(BlockFormat):
     """The common part; the width of a code picks the table."""
 
-    midpoints: ClassVar[tuple[float, ...]]
-
     def code_count(self, m: int) -> int:
         return ar.next_power_of_two(m)
 
@@ -59,7 +58,8 @@ class LloydMax(BlockFormat):
         up = (254 - exponent).clamp_min(1)
         y = self._rotate(v * ar.power_of_two(up).unsqueeze(1))
         inverse_size = ar.constant(v, 1.0 / y.shape[1])
-        codes = self._codes(y, ar.sqrt(ar.tree(y * y) * inverse_size))
+        rms = ar.sqrt(ar.tree(y * y) * inverse_size)
+        codes = self._codes(y * (ar.constant(v, STEPS) / rms).unsqueeze(1))
         q = self.values(codes)
         t = ar.tree(y * q) / ar.tree(q * q)
         down = torch.where(exponent >= _LARGE_EXPONENT, 248 - up, 254 - up)
@@ -76,31 +76,26 @@ class LloydMax(BlockFormat):
         size = self.code_count(v.shape[1])
         return ar.hadamard(ar.pad_columns(v, size) * _signs(size, v.device))
 
-    def _codes(self, y: Tensor, rms: Tensor) -> Tensor:
-        codes = torch.zeros(y.shape, dtype=torch.int32, device=y.device)
-        for midpoint in self.midpoints:
-            codes += y > (rms * ar.constant(y, midpoint)).unsqueeze(1)
-        return codes
-
-
-def _midpoints(width: int) -> tuple[float, ...]:
-    """Half way between neighbouring levels; exact."""
-    return tuple((a + b) / 2 for a, b in zip(LEVELS[width], LEVELS[width][1:]))
+    def _codes(self, steps: Tensor) -> Tensor:
+        t = steps.floor().nan_to_num(0.0).clamp(-128, 127).to(torch.int32)
+        magnitude = torch.maximum(t, -1 - t)
+        cell = torch.zeros_like(t)
+        for threshold in THRESHOLDS[self.width]:
+            cell += magnitude >= threshold
+        half = len(LEVELS[self.width]) // 2
+        return torch.where(t >= 0, half + cell, half - 1 - cell)
 
 
 class Lm4(LloydMax):
     name = "lm4"
     width = 4
-    midpoints = _midpoints(4)
 
 
 class Lm3(LloydMax):
     name = "lm3"
     width = 3
-    midpoints = _midpoints(3)
 
 
 class Lm2(LloydMax):
     name = "lm2"
     width = 2
-    midpoints = _midpoints(2)
