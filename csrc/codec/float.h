@@ -75,7 +75,7 @@ ZC_FN std::uint16_t fp16_saturate(float x) {
   if (a > kInfBits) return kFp16Nan;
   if (a == kInfBits) return sign | 0x7c00u;
   if (a >= 0x477fe000u) return sign | kFp16Max;  // 65504 and above
-  if (a < 0x38800000u) {                         // below 2^-14: adding 0.5 rounds to multiples of 2^-24
+  if (a < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to multiples of 2^-24
     return sign | static_cast<std::uint16_t>(bits(from_bits(a) + 0.5f) - bits(0.5f));
   }
   const std::uint32_t rounded = a + 0xfffu + ((a >> 13) & 1u) - (112u << 23);

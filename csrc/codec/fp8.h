@@ -12,8 +12,8 @@ struct Fp8 {
   static constexpr float kMax = 448.0f;
   static constexpr std::uint16_t kCap = 0x7b12;
   static constexpr std::uint32_t kMaxCode = 0x7e;
-  static constexpr float kLeastNormal = 0.015625f;       // 2^-6
-  static constexpr float kSubnormalMagic = 16384.0f;     // ulp 2^-9, the subnormal step
+  static constexpr float kLeastNormal = 0.015625f;             // 2^-6
+  static constexpr float kSubnormalMagic = 16384.0f;           // ulp 2^-9, the subnormal step
   static constexpr std::uint32_t kRebias = 120u << 3;          // 127 - 7, above three mantissa bits
   static constexpr float kValueScale = 1.329227995784916e36f;  // 2^120
 

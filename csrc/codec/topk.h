@@ -6,6 +6,7 @@
 namespace zcomm {
 
 inline constexpr std::int64_t kTopkRange = 65536;
-inline constexpr std::uint32_t kTopkNotFinite = 0xffffffffu;  // every count of a segment that holds NaN or Inf
+inline constexpr std::uint32_t kTopkNotFinite =
+    0xffffffffu;  // every count of a segment that holds NaN or Inf
 
 }  // namespace zcomm

@@ -25,7 +25,9 @@ struct Uniform {
     return c > kMax ? kMax : c < -kMax ? -kMax : c;
   }
 
-  ZC_FN static unsigned to_wire(float code) { return static_cast<unsigned>(static_cast<int>(code)); }
+  ZC_FN static unsigned to_wire(float code) {
+    return static_cast<unsigned>(static_cast<int>(code));
+  }
 
   ZC_FN static float value(unsigned code) {
     return static_cast<float>(static_cast<int>(code << (32 - Width)) >> (32 - Width));

@@ -14,11 +14,11 @@
 #include "codec/int8.h"
 #include "codec/lm.h"
 #include "codec/sign.h"
+#include "cpu/inline.h"
 #include "cpu/sign_masks.h"
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,bmi,bmi2")
-#define INLINE inline __attribute__((always_inline))
 
 namespace zcomm {
 namespace {
@@ -26,13 +26,7 @@ namespace {
 constexpr int kVectorBytes = 32;
 
 #include "cpu/lanes_avx2.h"
-#include "cpu/lanes_common.h"
-#include "cpu/bytes.h"
-#include "cpu/uniform.h"
-#include "cpu/fp8.h"
-#include "cpu/sign.h"
-#include "cpu/lm.h"
-#include "cpu/lanes_table.h"
+#include "cpu/bodies.h"
 
 }  // namespace
 

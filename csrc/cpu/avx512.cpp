@@ -1,4 +1,5 @@
-// The AVX-512 kernel set: bodies over sixteen lanes, compiled for AVX-512 whatever the build's target.
+// The AVX-512 kernel set: bodies over sixteen lanes, compiled for AVX-512 whatever the build's
+// target.
 #include "cpu/kernels.h"
 
 #if defined(__x86_64__)
@@ -14,11 +15,12 @@
 #include "codec/int8.h"
 #include "codec/lm.h"
 #include "codec/sign.h"
+#include "cpu/inline.h"
 #include "cpu/sign_masks.h"
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,prefer-vector-width=512")
-#define INLINE inline __attribute__((always_inline))
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,prefer-vector-width=512")
 
 namespace zcomm {
 namespace {
@@ -26,13 +28,7 @@ namespace {
 constexpr int kVectorBytes = 64;
 
 #include "cpu/lanes_avx512.h"
-#include "cpu/lanes_common.h"
-#include "cpu/bytes.h"
-#include "cpu/uniform.h"
-#include "cpu/fp8.h"
-#include "cpu/sign.h"
-#include "cpu/lm.h"
-#include "cpu/lanes_table.h"
+#include "cpu/bodies.h"
 
 }  // namespace
 

@@ -9,13 +9,20 @@ namespace {
 template <class Body>
 auto with_codec(std::uint8_t codec, Body body) {
   switch (codec) {
-    case kInt8: return body(Int8{});
-    case kFp8: return body(Fp8{});
-    case kInt4: return body(Int4{});
-    case kLm4: return body(Lm<4>{});
-    case kLm3: return body(Lm<3>{});
-    case kLm2: return body(Lm<2>{});
-    default: return body(Sign{});
+    case kInt8:
+      return body(Int8{});
+    case kFp8:
+      return body(Fp8{});
+    case kInt4:
+      return body(Int4{});
+    case kLm4:
+      return body(Lm<4>{});
+    case kLm3:
+      return body(Lm<3>{});
+    case kLm2:
+      return body(Lm<2>{});
+    default:
+      return body(Sign{});
   }
 }
 

@@ -47,7 +47,8 @@ bool has_unused_int8(const std::uint8_t* codes, std::size_t nbytes) {
 }
 
 bool has_unused_int4(const std::uint8_t* codes, std::size_t nbytes) {
-  return any_byte(codes, nbytes, [](auto x) { return ((x & 0x0f) == 0x08) | ((x & 0xf0) == 0x80); });
+  return any_byte(codes, nbytes,
+                  [](auto x) { return ((x & 0x0f) == 0x08) | ((x & 0xf0) == 0x80); });
 }
 
 bool has_unused_fp8(const std::uint8_t* codes, std::size_t nbytes) {

@@ -11,7 +11,7 @@
 namespace zcomm {
 namespace {
 
-constexpr std::int64_t kStreamElements = 4 << 20;       // more output than this goes past the cache
+constexpr std::int64_t kStreamElements = 4 << 20;  // more output than this goes past the cache
 constexpr const char* kNames[kCodecs] = {"",     "none", "bf16", "fp16", "int8", "fp8",
                                          "int4", "lm4",  "lm3",  "lm2",  "sign", "topk"};
 
@@ -36,7 +36,8 @@ std::optional<std::string> check_header(const Frame& frame, const std::uint8_t* 
   const Header h = load<Header>(at);
   const auto units = static_cast<std::uint32_t>(frame.nbytes / 16);
   if (std::memcmp(h.magic, kMagic, sizeof kMagic)) {
-    return expected_got("magic", hex(load<std::uint32_t>(kMagic)), hex(load<std::uint32_t>(h.magic)));
+    return expected_got("magic", hex(load<std::uint32_t>(kMagic)),
+                        hex(load<std::uint32_t>(h.magic)));
   }
   if (h.version != kVersion) {
     return expected_got("version", std::to_string(kVersion), std::to_string(h.version));
@@ -52,7 +53,8 @@ std::optional<std::string> check_header(const Frame& frame, const std::uint8_t* 
     return expected_got("elements", std::to_string(frame.elements), std::to_string(h.elements));
   }
   if (h.units != units) {
-    return expected_got("frame bytes", std::to_string(frame.nbytes), std::to_string(16ull * h.units));
+    return expected_got("frame bytes", std::to_string(frame.nbytes),
+                        std::to_string(16ull * h.units));
   }
   if (h.layout != frame.hash) return expected_got("layout", hex(frame.hash), hex(h.layout));
   if (!(h.flags & kHasChecksum) && h.checksum != 0) {
@@ -119,8 +121,9 @@ class Decoder {
 
   void refuse(int w, std::size_t task, const Segment& segment, const std::string& text) {
     const std::int64_t index = &segment - layout_.segments.data();
-    faults_.add(w, task,
-                "segment " + std::to_string(index) + " (" + codec_name(segment.codec) + "): " + text);
+    faults_.add(
+        w, task,
+        "segment " + std::to_string(index) + " (" + codec_name(segment.codec) + "): " + text);
   }
 
   std::optional<Fault> check_sums() const {
@@ -208,7 +211,8 @@ class Decoder {
       refuse(w, task, segment, expected_got("codes that occur", "", "one that does not"));
     }
     const std::uint8_t* scales = wire + segment.section(0) + (a >> segment.log2_block) * 2;
-    if (args_.kernels->scales_are_tame(scales, (end - a + b - 1) >> segment.log2_block)) return true;
+    if (args_.kernels->scales_are_tame(scales, (end - a + b - 1) >> segment.log2_block))
+      return true;
     for (std::int64_t at = a; at < end; at += b) {
       check_block(task, segment, w, at, static_cast<int>(std::min(b, end - at)));
     }

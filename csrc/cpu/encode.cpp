@@ -17,9 +17,7 @@ namespace {
 constexpr std::int64_t kChecksumStep = 4096;
 
 // Small enough that v, e and the work buffers stay in L1; whole blocks.
-int tile_elements(const Segment& segment) {
-  return std::max(512, 1 << segment.log2_block);
-}
+int tile_elements(const Segment& segment) { return std::max(512, 1 << segment.log2_block); }
 
 void store_blocks(const ResidualTile& residual, const Segment& segment, std::int64_t a, int n,
                   const float* e, bool direct, const std::uint8_t* kept) {

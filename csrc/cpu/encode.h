@@ -15,7 +15,7 @@ struct EncodeArgs {
   int threads;
   const std::uint8_t* grad;
   GradType grad_type;
-  double prescale;  // rounded to fp32 in the tasks, where subnormals are kept
+  double prescale;                    // rounded to fp32 in the tasks, where subnormals are kept
   const std::uint64_t* residual_in;   // an address per segment
   const std::uint64_t* residual_out;  // the same or others
   ResidualType residual_type;

@@ -53,6 +53,6 @@ struct Fp8Values {
 };
 
 void decode_fp8(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
-                 const Output& output) {
+                const Output& output) {
   sum_blocks<8>(Fp8Values{}, wires, count, blocks, log2_block, output);
 }

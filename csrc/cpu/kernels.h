@@ -35,7 +35,7 @@ struct Ahead {
   }
 };
 
-// v[i] = grad[i] * prescale (+ residual[i]).
+// v[i] = grad[i] * prescale (+ residual[i]). v may be the residual itself.
 using LoadTile = void (*)(const void* grad, float prescale, const void* residual, std::size_t n,
                           float* v);
 
@@ -45,15 +45,16 @@ using EncodeBlocks = void (*)(const float* v, std::size_t blocks, int log2_block
                               std::uint8_t* scales, std::uint8_t* codes, float* e,
                               std::uint8_t* kept, const Ahead& ahead);
 
-// How decoded values are written: past the cache, and whether a NaN can be among them.
+// How decoded values are written: past the cache; and whether scales of zero or NaN, or so large
+// that a sum may overflow, are among the blocks.
 struct Output {
   float* out;
-  bool stream, any_nan;
+  bool stream, wild;
 };
 
 // The sum over wires of whole blocks, in order.
-using DecodeBlocks = void (*)(const BlockWire* wires, int count, std::size_t blocks,
-                              int log2_block, const Output& output);
+using DecodeBlocks = void (*)(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
+                              const Output& output);
 
 // none, bf16, fp16: writes codes and e = v - d; true if any v is not finite.
 using EncodePlain = bool (*)(const float* v, std::size_t n, std::uint8_t* codes, float* e);

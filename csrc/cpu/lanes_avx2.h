@@ -49,8 +49,8 @@ INLINE U fp16_bits(F x) {
 }
 
 INLINE std::uint32_t hmax(I x) {
-  __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x),
-                            _mm256_extracti128_si256((__m256i)x, 1));
+  __m128i m =
+      _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
@@ -143,9 +143,12 @@ struct Lut<4> {
 };
 
 INLINE void lookup32(const Lut<4>& lut, const std::uint8_t* codes, F* q) {
-  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  // Bytes to 16-bit lanes, in the order of pack_halves(); then a nibble to each byte.
+  const __m256i order =
+      _mm256_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1, 2, -1, 3, -1, 6,
+                       -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1);
   const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
-  const __m256i c = _mm256_cvtepu8_epi16(_mm_shuffle_epi8(packed, order));
+  const __m256i c = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(packed), order);
   lut.bytes(_mm256_and_si256(_mm256_or_si256(c, _mm256_slli_epi16(c, 4)), _mm256_set1_epi8(15)), q);
 }
 INLINE void lookup32(const Lut<3>& lut, const std::uint8_t* codes, F* q) {

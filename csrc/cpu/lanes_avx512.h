@@ -22,8 +22,7 @@ INLINE F to_float(I x) { return _mm512_cvtepi32_ps((__m512i)x); }
 INLINE F exact_madd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE F exact_nmadd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 INLINE F canonical_nan(F x) {
-  return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
-                            splat(from_bits(kNanBits)));
+  return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), splat(from_bits(kNanBits)));
 }
 
 // The sixteen sign bits, lane 0 lowest.
@@ -34,8 +33,7 @@ INLINE unsigned sign_bits(F x) {
 INLINE F flip_by_bits(F x, const std::uint8_t* p) {
   const __mmask16 mask = _cvtu32_mask16(load<std::uint16_t>(p));
   const __m512i u = _mm512_castps_si512(x);
-  return _mm512_castsi512_ps(
-      _mm512_mask_xor_epi32(u, mask, u, _mm512_set1_epi32(INT32_MIN)));
+  return _mm512_castsi512_ps(_mm512_mask_xor_epi32(u, mask, u, _mm512_set1_epi32(INT32_MIN)));
 }
 
 INLINE __m256i load_256(const void* p) {
@@ -108,8 +106,8 @@ struct Lut {
   INLINE F operator()(__m512i index) const { return _mm512_permutexvar_ps(index, table); }
 };
 
-// Sixteen codes of Width bits from the low bits of x, into the low bits of each lane. Higher bits of
-// a lane are those of later codes; a permute over repeated tables ignores them.
+// Sixteen codes of Width bits from the low bits of x, into the low bits of each lane. Higher bits
+// of a lane are those of later codes; a permute over repeated tables ignores them.
 template <int Width>
 INLINE __m512i spread_codes(std::uint64_t x) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

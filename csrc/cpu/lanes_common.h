@@ -52,14 +52,15 @@ INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t 
   }
 }
 
-// The sum over all wires of one block. Up to four stay in registers; beyond, sums pass through work.
+// The sum over all wires of one block. Up to four stay in registers; beyond, sums pass through
+// work.
 template <int Width, class Values, class Finish>
 INLINE void sum_block(const Values& values, const BlockWire* wires, int count, std::size_t block,
                       int b, float* work, Finish finish) {
-  const auto load_sum = [&](int i, F* sum) __attribute__((always_inline)) {
+  const auto load_sum = [&](int i, F* sum) ALWAYS {
     for (int g = 0; g < kGroup; ++g) sum[g] = load_f(work + i + g * kLanes);
   };
-  const auto store_sum = [&](int i, F* sum) __attribute__((always_inline)) {
+  const auto store_sum = [&](int i, F* sum) ALWAYS {
     for (int g = 0; g < kGroup; ++g) store_f(work + i + g * kLanes, sum[g]);
   };
   if (count == 4) return add_wires<Width, 4, true>(values, wires, block, b, load_sum, finish);
@@ -81,14 +82,12 @@ INLINE void sum_block(const Values& values, const BlockWire* wires, int count, s
 template <class Body>
 INLINE void with_output(const Output& output, Body body) {
   float* const out = output.out;
-  if (output.any_nan) {
-    body([=](std::size_t i, F x) __attribute__((always_inline)) {
-      store_f(out + i, canonical_nan(x));
-    });
+  if (output.wild) {
+    body([=](std::size_t i, F x) ALWAYS { store_f(out + i, canonical_nan(x)); });
   } else if (output.stream) {
-    body([=](std::size_t i, F x) __attribute__((always_inline)) { stream_f(out + i, x); });
+    body([=](std::size_t i, F x) ALWAYS { stream_f(out + i, x); });
   } else {
-    body([=](std::size_t i, F x) __attribute__((always_inline)) { store_f(out + i, x); });
+    body([=](std::size_t i, F x) ALWAYS { store_f(out + i, x); });
   }
 }
 
@@ -97,12 +96,11 @@ INLINE void sum_blocks(const Values& values, const BlockWire* wires, int count, 
                        int log2_block, const Output& output) {
   const int b = 1 << log2_block;
   alignas(64) float work[kMaxBlock];
-  with_output(output, [&](auto put) __attribute__((always_inline)) {
+  with_output(output, [&](auto put) ALWAYS {
     for (std::size_t j = 0; j < blocks; ++j) {
-      sum_block<Width>(values, wires, count, j, b, work,
-                       [&](int i, F* sum) __attribute__((always_inline)) {
-                         for (int g = 0; g < kGroup; ++g) put(j * b + i + g * kLanes, sum[g]);
-                       });
+      sum_block<Width>(values, wires, count, j, b, work, [&](int i, F* sum) ALWAYS {
+        for (int g = 0; g < kGroup; ++g) put(j * b + i + g * kLanes, sum[g]);
+      });
     }
   });
 }
@@ -139,8 +137,9 @@ void load_tile(const void* grad, float prescale, const void* residual, std::size
     store_f(v + i, x);
   }
   for (; i < n; ++i) {
-    v[i] = Grad::one(g + i * Grad::kBytes) * prescale;
-    if constexpr (Residual::kBytes > 0) v[i] = v[i] + Residual::one(r + i * Residual::kBytes);
+    float x = Grad::one(g + i * Grad::kBytes) * prescale;
+    if constexpr (Residual::kBytes > 0) x = x + Residual::one(r + i * Residual::kBytes);
+    v[i] = x;
   }
 }
 

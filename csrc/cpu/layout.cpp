@@ -37,9 +37,9 @@ Layout::Layout(std::vector<Segment> s, std::vector<Frame> f)
 
 void Layout::check_segment(Segment& segment, std::int64_t body) const {
   const bool known = segment.codec >= kNone && segment.codec < kCodecs;
-  const bool block = known && (has_blocks(segment.codec)
-                                   ? segment.log2_block >= 5 && segment.log2_block <= 10
-                                   : segment.log2_block == 0);
+  const bool block =
+      known && (has_blocks(segment.codec) ? segment.log2_block >= 5 && segment.log2_block <= 10
+                                          : segment.log2_block == 0);
   constexpr std::int64_t limit = std::int64_t{1} << 40;
   if (!block || segment.n < 0 || segment.n > limit || segment.k < 0 || segment.k > segment.n ||
       segment.offset < 0) {

@@ -104,11 +104,8 @@ INLINE float lm_rotate(const float* v, int vectors, float down, float* y) {
   F squares[kMaxBlock / kLanes];
   int count = 0;
   hadamard_lanes(
-      vectors, y,
-      [&](int k) __attribute__((always_inline)) {
-        return lm_signs(load_f(v + k * kLanes) * factor, k);
-      },
-      [&](int i, int stride, const F* x, auto radix) __attribute__((always_inline)) {
+      vectors, y, [&](int k) ALWAYS { return lm_signs(load_f(v + k * kLanes) * factor, k); },
+      [&](int i, int stride, const F* x, auto radix) ALWAYS {
         F t[radix];
         for (int r = 0; r < radix; ++r) {
           store_f(y + (i + r * stride) * kLanes, x[r]);
@@ -130,15 +127,15 @@ INLINE Products lm_quantise(const LmQuantiser<Width>& quantise, float gain, int 
                             float* q, std::uint8_t* codes) {
   const F steps = splat(gain);
   F yq[kMaxBlock / kLanes], qq[kMaxBlock / kLanes];
-  const auto group = [&](int i, bool add, F* product, F* norm) __attribute__((always_inline)) {
+  const auto group = [&](int i, bool add, F* product, F* norm) ALWAYS {
     F x[kGroup], level[kGroup];
     for (int g = 0; g < kGroup; ++g) x[g] = load_f(y + i + g * kLanes);
     quantise(x, steps, level, codes + i * Width / 8);
     for (int g = 0; g < kGroup; ++g) {
       store_f(q + i + g * kLanes, level[g]);
-      const F p = x[g] * level[g], n = level[g] * level[g];
+      const F p = x[g] * level[g];
       product[g] = add ? product[g] + p : p;
-      norm[g] = add ? norm[g] + n : n;
+      norm[g] = add ? exact_madd(level[g], level[g], norm[g]) : level[g] * level[g];
     }
   };
   const int half = b / 2;
@@ -154,9 +151,8 @@ INLINE Products lm_quantise(const LmQuantiser<Width>& quantise, float gain, int 
 INLINE void lm_residuals(const float* v, int vectors, std::uint16_t scale, float* q, float* e) {
   const F s = splat(bf16_value(scale));
   hadamard_lanes(
-      vectors, q,
-      [&](int k) __attribute__((always_inline)) { return load_f(q + k * kLanes) * s; },
-      [&](int i, int stride, const F* x, auto radix) __attribute__((always_inline)) {
+      vectors, q, [&](int k) ALWAYS { return load_f(q + k * kLanes) * s; },
+      [&](int i, int stride, const F* x, auto radix) ALWAYS {
         for (int r = 0; r < radix; ++r) {
           const int k = i + r * stride;
           store_f(e + k * kLanes, load_f(v + k * kLanes) - lm_signs(x[r], k));
@@ -232,19 +228,17 @@ INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks
   const int b = 1 << log2_size, vectors = b / kLanes;
   const LmValues<Width> values;
   alignas(64) float z[kMaxBlock];
-  with_output(output, [&](auto put) __attribute__((always_inline)) {
+  with_output(output, [&](auto put) ALWAYS {
     for (std::size_t j = 0; j < blocks; ++j) {
-      const auto finish = [&](int i, int stride, const F* x, auto radix)
-                              __attribute__((always_inline)) {
+      const auto finish = [&](int i, int stride, const F* x, auto radix) ALWAYS {
         for (int r = 0; r < radix; ++r) {
           const int k = i + r * stride;
           put(j * b + k * kLanes, lm_signs(x[r], k));
         }
       };
-      sum_block<Width>(values, wires, count, j, b, z, [&](int i, F* sum)
-                                                          __attribute__((always_inline)) {
-        // A zero block's codes give -0; the format starts from +0.
-        for (int g = 0; g < kGroup; ++g) sum[g] = sum[g] + splat(0.0f);
+      sum_block<Width>(values, wires, count, j, b, z, [&](int i, F* sum) ALWAYS {
+        // A zero block's codes would give -0; the format starts from +0.
+        for (int g = 0; g < kGroup && output.wild; ++g) sum[g] = sum[g] + splat(0.0f);
         hadamard_group(sum);
         if (vectors == kGroup) return finish(0, 1, sum, std::integral_constant<int, kGroup>{});
         for (int g = 0; g < kGroup; ++g) store_f(z + i + g * kLanes, sum[g]);

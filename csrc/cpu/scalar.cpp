@@ -15,9 +15,9 @@ void encode_blocks(const float* v, std::size_t blocks, int log2_block, std::uint
                    std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead&) {
   const int b = 1 << log2_block;
   for (std::size_t j = 0; j < blocks; ++j) {
-    kept[j] = scalar::encode_block<Codec>(Id, v + j * b, b, scales + 2 * j,
-                                          codes + j * b * Codec::kWidth / 8,
-                                          e ? e + j * b : nullptr);
+    kept[j] =
+        scalar::encode_block<Codec>(Id, v + j * b, b, scales + 2 * j,
+                                    codes + j * b * Codec::kWidth / 8, e ? e + j * b : nullptr);
   }
 }
 
@@ -39,13 +39,15 @@ float f32_one(const void* p) { return load<float>(p); }
 float bf16_one(const void* p) { return bf16_value(load<std::uint16_t>(p)); }
 float fp16_one(const void* p) { return fp16_value(load<std::uint16_t>(p)); }
 
-template <float (*Grad)(const void*), int GradBytes, float (*Residual)(const void*), int ResidualBytes>
+template <float (*Grad)(const void*), int GradBytes, float (*Residual)(const void*),
+          int ResidualBytes>
 void load_tile(const void* grad, float prescale, const void* residual, std::size_t n, float* v) {
   const auto* g = static_cast<const std::uint8_t*>(grad);
   const auto* r = static_cast<const std::uint8_t*>(residual);
   for (std::size_t i = 0; i < n; ++i) {
-    v[i] = Grad(g + i * GradBytes) * prescale;
-    if (ResidualBytes > 0) v[i] = v[i] + Residual(r + i * ResidualBytes);
+    float x = Grad(g + i * GradBytes) * prescale;
+    if (ResidualBytes > 0) x = x + Residual(r + i * ResidualBytes);
+    v[i] = x;
   }
 }
 

@@ -8,8 +8,8 @@ void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_
     ahead.fetch_grad(j, b);
     const float* x = v + j * b;
     I largest = splat_i(0);
-    const auto total = [&](F factor) __attribute__((always_inline)) {
-      return lane_tree(vector_tree(b / kLanes, [&](int k) __attribute__((always_inline)) {
+    const auto total = [&](F factor) ALWAYS {
+      return lane_tree(vector_tree(b / kLanes, [&](int k) ALWAYS {
         const I magnitude = (I)load_f(x + k * kLanes) & 0x7fffffff;
         largest = imax(largest, magnitude);
         return (F)magnitude * factor;

@@ -12,7 +12,7 @@ namespace zcomm {
 namespace {
 
 constexpr int kTile = kTileSize / 2;
-constexpr int kSampleChunk = 128;       // whole residual blocks
+constexpr int kSampleChunk = 128;        // whole residual blocks
 constexpr std::int64_t kSample = 65536;  // enough for the threshold's third digit
 
 // The candidates of one range: magnitudes at or above the segment's lower bound.
@@ -67,7 +67,8 @@ void collect(const State& state, Range& range) {
   for (std::int64_t a = range.task.begin; a < range.task.end; a += kTile) {
     const int n = static_cast<int>(std::min<std::int64_t>(kTile, range.task.end - a));
     residual.load(a, n, v);
-    const std::size_t hits = state.args.kernels->find(v, n, state.least, index, residual.ahead(a + n));
+    const std::size_t hits =
+        state.args.kernels->find(v, n, state.least, index, residual.ahead(a + n));
     for (std::size_t i = 0; i < hits; ++i) {
       range.found[range.count + i] = bits(v[index[i]]) & kAbsMask;
     }
@@ -305,7 +306,8 @@ std::optional<TopkFault> open_range(const Segment& segment, const std::uint8_t* 
     }
   }
   if (flagged != 0 && (flagged != ranges || total != 0)) {
-    return TopkFault{w, "all topk counts or none to be flagged", static_cast<std::uint64_t>(flagged)};
+    return TopkFault{w, "all topk counts or none to be flagged",
+                     static_cast<std::uint64_t>(flagged)};
   }
   if (flagged == 0 && total != segment.k) {
     return TopkFault{w, "topk counts that add up to k", static_cast<std::uint64_t>(total)};

@@ -9,8 +9,7 @@ void encode_uniform(const float* v, std::size_t blocks, int log2_block, std::uin
   for (std::size_t j = 0; j < blocks; ++j) {
     ahead.fetch_grad(j, b);
     const std::uint32_t absmax = block_absmax(v + j * b, b);
-    const std::uint16_t s =
-        absmax >= kInfBits ? kBf16Nan : Codec::scale(from_bits(absmax));
+    const std::uint16_t s = absmax >= kInfBits ? kBf16Nan : Codec::scale(from_bits(absmax));
     store(scales + 2 * j, s);
     kept[j] = s == kBf16Nan;
     // A zero or NaN block multiplies by 0: its codes are 0 and e = v.
@@ -46,8 +45,7 @@ struct Int4Values {
   Lut<4> lut;
   INLINE Int4Values() : lut(kTable) {}
   INLINE void operator()(const std::uint8_t* codes, F* q) const { lookup32(lut, codes, q); }
-  static constexpr float kTable[16] = {0,  1,  2,  3,  4,  5,  6,  7,
-                                       -8, -7, -6, -5, -4, -3, -2, -1};
+  static constexpr float kTable[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
 };
 
 void decode_int8(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
