@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -105,17 +106,24 @@ def test_checked_in_tables_are_what_the_script_computes() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def _bf16(x: float) -> float:
+    u = struct.unpack("<I", struct.pack("<f", x))[0]
+    rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16 << 16
+    return float(struct.unpack("<f", struct.pack("<I", rounded))[0])
+
+
 @pytest.mark.parametrize("bits", [4, 3, 2])
 def test_levels_are_a_lloyd_max_quantiser(bits: int) -> None:
-    """Each level is the Gaussian's mean over its cell, to the rounding of the table (8 bits)."""
+    """Each level is the Gaussian's mean over its cell, rounded to bf16."""
     levels = lm_tables.LEVELS[bits]
     assert len(levels) == 2**bits
     assert list(levels) == [-q for q in reversed(levels)]
-    edges = [-math.inf, *((a + b) / 2 for a, b in zip(levels, levels[1:])), math.inf]
-    for level, lo, hi in zip(levels, edges, edges[1:]):
-        density = [
-            0.0 if math.isinf(x) else math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-            for x in (lo, hi)
-        ]
-        mass = (math.erf(hi / math.sqrt(2)) - math.erf(lo / math.sqrt(2))) / 2
-        assert level == pytest.approx((density[0] - density[1]) / mass, rel=2**-7)
+    ends = [t / lm_tables.STEPS for t in lm_tables.THRESHOLDS[bits]]
+    edges = [0.0, *ends, math.inf]
+    for level, lo, hi in zip(levels[2 ** (bits - 1) :], edges, edges[1:]):
+        density = [math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in (lo, hi)]
+        mass = (math.erfc(lo / math.sqrt(2)) - math.erfc(hi / math.sqrt(2))) / 2
+        assert level == _bf16((density[0] - density[1]) / mass)
+    # The cells end half way between two levels, to the rounding of both tables.
+    for end, one, other in zip(ends, levels[2 ** (bits - 1) :], levels[2 ** (bits - 1) + 1 :]):
+        assert abs(end - (one + other) / 2) <= 0.5 / lm_tables.STEPS + other * 2**-8

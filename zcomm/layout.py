@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zcomm import arguments
 from zcomm import kernels as kernel_sets
-from zcomm.kernels.base import SegmentCodec
 from zcomm.residuals import Residuals
-from zcomm.wire import (
-    ALIGNMENT,
-    HEADER_NBYTES,
-    MAX_UNITS,
-    Frame,
-    WireError,
-    codec_byte,
-    layout_hash,
-)
-
-_GRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """`numel` elements at `offset` of the gradient, encoded with one codec for one peer."""
-
-    codec: SegmentCodec
-    numel: int
-    offset: int = 0
-    peer: int = 0
-
-    def __post_init__(self) -> None:
-        if not hasattr(self.codec, "body_nbytes"):
-            raise ValueError(f"Segment: expected a Codec, got {self.codec!r}; use zcomm.codec(...)")
-        for field in ("numel", "offset", "peer"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"Segment: expected {field} >= 0, got {getattr(self, field)}")
+from zcomm.segments import Segment, checked_segments, checked_span, packed, peer_count, place
+from zcomm.wire import WireError
 
 
 class Layout:
     """Segments, and the frames that carry them: one frame for each peer, one after another.
 
     Gradients and outputs are flat 1-D tensors that the segments' offsets refer to. A layout does
-    not change once made; build it once and use it for every step.
+    not change once made; build it once and use it for every step. Layouts with the same segments
+    and peers are equal.
     """
 
     def __init__(self, segments: Iterable[Segment], peers: int | None = None) -> None:
-        self.segments = tuple(segments)
-        self.peers = _peer_count(self.segments, peers)
+        self.segments = checked_segments(segments)
+        self.peers = peer_count(self.segments, peers)
         self.numel = sum(s.numel for s in self.segments)
-        self.span = _checked_span(self.segments)
-        members: list[list[int]] = [[] for _ in range(self.peers)]
-        for i, segment in enumerate(self.segments):
-            members[segment.peer].append(i)
-        self.frames, self.body_starts = _place(self.segments, members)
+        self.span = checked_span(self.segments)
+        self.frames, self.body_starts = place(self.segments, self.peers)
         self.frame_nbytes = tuple(frame.nbytes for frame in self.frames)
         self.wire_nbytes = sum(self.frame_nbytes)
         self.native: Any = None  # the cpu kernels keep their form of this layout here
@@ -68,7 +36,7 @@ class Layout:
     def encode(
         self,
         grad: Tensor,
-        residuals: Residuals | None = None,
+        residuals: Residuals | Tensor | Sequence[Tensor] | None = None,
         *,
         out: Tensor | None = None,
         prescale: float = 1.0,
@@ -79,17 +47,26 @@ class Layout:
         """The wire of grad * prescale + residuals: all frames, in the order of the peers.
 
         Overwrites the residuals' outputs with what the wire leaves out, and `out`, if given, with
-        the wire. `verify` adds checksums.
+        the wire. `verify` adds checksums. `residuals` may be all that Residuals takes, but a
+        Residuals that is built once saves the checks of every tensor at every step.
         """
-        self._check_flat(grad, "gradient", _GRAD_DTYPES)
+        start = arguments.flat_address(grad, self.span, "gradient", arguments.GRADIENT_DTYPES)
+        end = start + self.span * grad.element_size()
         device = grad.device
         if residuals is not None:
+            if not isinstance(residuals, Residuals):
+                residuals = Residuals(self, residuals)
             residuals.check(self, device)
-        if not math.isfinite(ctypes.c_float(prescale).value):
-            raise ValueError(f"encode: expected a prescale that is finite in fp32, got {prescale}")
-        wire = self._wire_out(out, grad, device)
+            residuals.expect_apart("the gradient", start, end)
+        if type(prescale) is not float or prescale != 1.0:
+            prescale = arguments.fp32_factor(prescale)
+        if out is None:
+            wire = torch.empty(self.wire_nbytes, dtype=torch.uint8, device=device)
+        else:
+            wire = self._checked_out(out, device, start, end, residuals)
+        threads = arguments.thread_count(threads)
         kernel_set = kernel_sets.select(device, kernels)
-        kernel_set.encode(self, grad, residuals, wire, float(prescale), bool(verify), threads)
+        kernel_set.encode(self, grad, residuals, wire, prescale, bool(verify), threads)
         return wire
 
     def decode(
@@ -118,136 +95,105 @@ class Layout:
         Overwrites the segments' elements of `out`, and only those; without `out` the others are 0.
         Refuses a malformed wire with a WireError; what `out` holds is then undefined.
         """
-        rows = self._wire_rows(wires)
+        rows, starts = self._checked_wires(wires)
         device = rows[0].device
         if out is None:
             make = torch.empty if self.numel == self.span else torch.zeros
             out = make(self.span, dtype=torch.float32, device=device)
         else:
-            self._check_flat(out, "out", (torch.float32,))
-            _expect_device("out", device, out)
-            _expect_apart("out", out, rows, "the wires")
+            first = arguments.flat_address(out, self.span, "out", arguments.OUTPUT_DTYPES)
+            arguments.expect_device("out", device, out)
+            end = first + self.span * out.element_size()
+            for i, start in enumerate(starts):
+                if start < end and first < start + self.wire_nbytes:
+                    raise arguments.overlap("out", f"wire {i}")
+        threads = arguments.thread_count(threads)
         kernel_set = kernel_sets.select(device, kernels)
         kernel_set.decode_sum(self, rows, out, bool(verify), threads)
         return out
+
+    def for_peer(self, peer: int) -> Layout:
+        """What peer `peer` decodes its frames with: its segments, packed from offset 0.
+
+        That layout has one frame, with the bytes of this layout's frame for the peer.
+        """
+        return Layout(packed(self.segments, self._checked_peer(peer)))
+
+    def frame(self, wire: Tensor, peer: int) -> Tensor:
+        """The frame for one peer, as a view of this layout's wire."""
+        arguments.bytes_address(wire, "wire")
+        if wire.numel() != self.wire_nbytes:
+            raise WireError(f"expected a wire of {self.wire_nbytes} bytes, got {wire.numel()}")
+        frame = self.frames[self._checked_peer(peer)]
+        return wire[frame.start : frame.start + frame.nbytes]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self is other or (self.peers, self.segments) == (other.peers, other.segments)
+
+    def __hash__(self) -> int:
+        return hash((self.peers, self.segments))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Layout: {len(self.segments)} segments, {self.peers} peers, {self.wire_nbytes} bytes>"
+        )
 
     def __reduce__(self) -> tuple[type[Layout], tuple[tuple[Segment, ...], int]]:
         # The native form is left behind: it holds no state and is made again when needed.
         return Layout, (self.segments, self.peers)
 
-    def _check_flat(self, t: Tensor, what: str, dtypes: tuple[torch.dtype, ...]) -> None:
-        if t.dtype not in dtypes:
-            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise ValueError(f"{what}: expected {names}, got {t.dtype}; convert it with .to()")
-        if t.dim() != 1 or not t.is_contiguous():
-            raise ValueError(
-                f"{what}: expected a contiguous 1-D tensor, got shape {tuple(t.shape)} "
-                f"with strides {t.stride()}; use .contiguous().view(-1)"
-            )
-        if t.shape[0] < self.span:
-            raise ValueError(f"{what}: expected {self.span} elements, got {t.shape[0]}")
+    def _checked_peer(self, peer: int) -> int:
+        peer = arguments.count(peer, "a peer")
+        if peer >= self.peers:
+            raise ValueError(f"expected a peer < {self.peers}, got {peer}")
+        return peer
 
-    def _wire_out(self, out: Tensor | None, grad: Tensor, device: torch.device) -> Tensor:
-        if out is None:
-            return torch.empty(self.wire_nbytes, dtype=torch.uint8, device=device)
-        _check_bytes(out, "out")
-        if out.shape[0] != self.wire_nbytes:
-            raise ValueError(f"expected out of {self.wire_nbytes} bytes, got {out.shape[0]}")
-        _expect_device("out", device, out)
-        _expect_apart("out", out, (grad,), "the gradient")
+    def _checked_out(
+        self, out: Tensor, device: torch.device, start: int, end: int, residuals: Residuals | None
+    ) -> Tensor:
+        """`out`, for a wire; start and end are the gradient's."""
+        first = arguments.bytes_address(out, "out")
+        if out.numel() != self.wire_nbytes:
+            raise ValueError(f"expected out of {self.wire_nbytes} bytes, got {out.numel()}")
+        arguments.expect_device("out", device, out)
+        last = first + self.wire_nbytes
+        if first < end and start < last:
+            raise arguments.overlap("out", "the gradient")
+        if residuals is not None:
+            residuals.expect_apart("out", first, last)
         return out
 
-    def _wire_rows(self, wires: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
-        if isinstance(wires, Tensor):
-            if wires.dim() != 2:
-                raise ValueError(
-                    f"expected a list of wires or a 2-D tensor, got shape {tuple(wires.shape)}"
-                )
-            wires = wires.unbind(0)
-        if not wires:
-            raise ValueError("expected at least 1 wire, got 0")
-        device = wires[0].device
-        for i, row in enumerate(wires):
-            _check_bytes(row, "wire ", i)
-            if row.shape[0] != self.wire_nbytes:
-                message = f"wire {i}: expected {self.wire_nbytes} bytes, got {row.shape[0]}"
+    def _checked_wires(
+        self, wires: Sequence[Tensor] | Tensor
+    ) -> tuple[Sequence[Tensor], list[int]]:
+        """The wires as a sequence, and their addresses."""
+        rows = _rows(wires)
+        device = getattr(rows[0], "device", None)
+        starts: list[int] = []
+        for i, row in enumerate(rows):
+            starts.append(arguments.bytes_address(row, "wire ", i))
+            if row.numel() != self.wire_nbytes:
+                message = f"wire {i}: expected {self.wire_nbytes} bytes, got {row.numel()}"
                 raise WireError(message, i)
             if row.device != device:
-                _expect_device(f"wire {i}", device, row)
-        return wires
+                arguments.expect_device(f"wire {i}", rows[0].device, row)
+        return rows, starts
 
 
-def _peer_count(segments: Sequence[Segment], peers: int | None) -> int:
-    needed = max((s.peer for s in segments), default=0) + 1
-    if peers is not None and peers < needed:
-        raise ValueError(f"Layout: expected peers >= {needed} for these segments, got {peers}")
-    return needed if peers is None else peers
-
-
-def _checked_span(segments: Sequence[Segment]) -> int:
-    """The end of the last segment; refuses segments that overlap."""
-    end = 0
-    for segment in sorted((s for s in segments if s.numel), key=lambda s: s.offset):
-        if segment.offset < end:
-            raise ValueError(
-                f"Layout: expected segments that do not overlap, got one at offset "
-                f"{segment.offset} where another ends at {end}"
-            )
-        end = segment.offset + segment.numel
-    return max((s.offset + s.numel for s in segments), default=0)
-
-
-def _place(
-    segments: Sequence[Segment], members: Sequence[Sequence[int]]
-) -> tuple[tuple[Frame, ...], tuple[int, ...]]:
-    """The frames, and where each segment's body starts in the wire."""
-    frames: list[Frame] = []
-    body_starts = [0] * len(segments)
-    start = 0
-    for indices in members:
-        inside = [segments[i] for i in indices]
-        sizes = [s.codec.body_nbytes(s.numel) for s in inside]
-        *starts, end = accumulate(sizes, initial=start + HEADER_NBYTES)
-        for i, body_start in zip(indices, starts):
-            body_starts[i] = body_start
-        frames.append(_frame(start, end, inside))
-        start = end
-    return tuple(frames), tuple(body_starts)
-
-
-def _frame(start: int, end: int, segments: Sequence[Segment]) -> Frame:
-    if (end - start) // ALIGNMENT > MAX_UNITS:
-        raise ValueError(
-            f"Layout: expected frames of at most {MAX_UNITS * ALIGNMENT} bytes, got {end - start}"
-        )
-    rows = [(s.codec.id, s.codec.log2_block, s.numel, s.codec.k(s.numel)) for s in segments]
-    codec = codec_byte(s.codec.id for s in segments)
-    elements = sum(s.numel for s in segments)
-    return Frame(start, end - start, codec, elements, layout_hash(rows))
-
-
-def _check_bytes(t: Tensor, what: str, index: int | str = "") -> None:
-    if t.dtype != torch.uint8:
-        raise ValueError(f"{what}{index}: expected dtype uint8, got {t.dtype}")
-    if t.dim() != 1 or not t.is_contiguous():
-        raise ValueError(
-            f"{what}{index}: expected contiguous 1-D bytes, got shape {tuple(t.shape)} "
-            f"with strides {t.stride()}; use .contiguous()"
-        )
-
-
-def _expect_device(what: str, expected: torch.device, t: Tensor) -> None:
-    if t.device != expected:
-        raise ValueError(f"{what}: expected device {expected}, got {t.device}; move it with .to()")
-
-
-def _expect_apart(what: str, t: Tensor, others: Sequence[Tensor], name: str) -> None:
-    start = t.data_ptr()
-    end = start + t.nbytes
-    for other in others:
-        first = other.data_ptr()
-        if first < end and start < first + other.nbytes:
-            raise ValueError(f"expected {what} and {name} in separate memory, got an overlap")
+def _rows(wires: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
+    expected = "expected a list of wires or a 2-D tensor"
+    if isinstance(wires, Tensor):
+        arguments.expect_tensor(wires, "wires")
+        if wires.dim() != 2:
+            raise ValueError(f"{expected}, got shape {tuple(wires.shape)}")
+        wires = wires.unbind(0)
+    elif not isinstance(wires, Sequence) or isinstance(wires, (str, bytes, bytearray)):
+        raise TypeError(f"{expected}, got {arguments.describe(wires)}; use list(wires)")
+    if not wires:
+        raise ValueError("expected at least 1 wire, got 0")
+    return wires
 
 
 __all__ = ["Layout", "Residuals", "Segment"]

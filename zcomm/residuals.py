@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from zcomm import arguments
 from zcomm.kernels.base import LayoutSegment
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+# The first byte, the one after the last, and the segment.
+Span = tuple[int, int, int]
 
 
 class ResidualLayout(Protocol):
@@ -29,7 +32,7 @@ class Residuals:
     `tensors` is a sequence with a tensor for each segment, or, for fp32 and bf16, one flat tensor
     that the segments' offsets refer to. `outputs`, of the same form, receives the new residuals;
     without it they overwrite `tensors`. The addresses are taken here, once: a tensor must not be
-    resized afterwards.
+    resized afterwards. A deep copy, and what comes out of a pickle, has tensors of its own.
     """
 
     def __init__(
@@ -38,44 +41,104 @@ class Residuals:
         tensors: Tensor | Sequence[Tensor],
         outputs: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
+        if not hasattr(layout, "segments"):
+            raise TypeError(f"Residuals: expected a Layout, got {arguments.describe(layout)}")
         self.layout = layout
-        self.inputs = _per_segment(layout, tensors, "residuals")
-        self.outputs = self.inputs
+        self.inputs = self.outputs = _per_segment(layout, tensors, "residuals")
         first = self.inputs[0] if self.inputs else torch.empty(0)
         self.dtype, self.device = first.dtype, first.device
-        self._check_tensors(self.inputs, "residual")
-        self.in_addresses = self.out_addresses = _addresses(self.inputs)
+        self._given = tensors, outputs
+        self._in_table, spans = self._checked_memory(self.inputs, "residual")
+        # Where the native code finds the table of addresses: of the residuals, of the new ones.
+        self.in_addresses = self.out_addresses = self._in_table.buffer_info()[0]
         if outputs is not None:
             self.outputs = _per_segment(layout, outputs, "outputs")
-            self._check_tensors(self.outputs, "output")
-            self.out_addresses = _addresses(self.outputs)
-        if len(self.inputs) > 1 or outputs is not None:
-            _check_overlap(self.inputs, self.outputs)
+            self._out_table, more = self._checked_memory(self.outputs, "output")
+            self.out_addresses = self._out_table.buffer_info()[0]
+            spans += more
+        self._spans = _disjoint(spans) if len(spans) > 1 else spans
 
     def check(self, layout: ResidualLayout, device: torch.device) -> None:
         """Refuses a layout that these residuals were not made for, or another device."""
         if self.layout is not layout:
-            raise ValueError(
-                "expected residuals of this layout, got another's; use Residuals(layout, ...)"
-            )
+            if self.layout != layout:
+                raise ValueError(
+                    f"expected residuals of this layout, {layout!r}, got those of {self.layout!r}; "
+                    "use Residuals(layout, ...)"
+                )
+            self.layout = layout  # an equal one: the next call need not compare them
         if self.device != device and self.inputs:
             raise ValueError(f"expected residuals on {device}, got {self.device}; move them there")
 
-    def _check_tensors(self, tensors: Sequence[Tensor], what: str) -> None:
+    def expect_apart(self, what: str, start: int, end: int) -> None:
+        """Refuses memory from `start` to `end` that overlaps with a residual."""
+        spans = self._spans
+        if spans and start < spans[-1][1] and spans[0][0] < end:
+            # Spans are sorted and disjoint, so only the two around `start` need a look.
+            at = bisect_left(spans, (start, 0, 0))
+            near = spans[max(at - 1, 0) : at + 1]
+            if any(first < end and start < last for first, last, _ in near):
+                raise arguments.overlap(what, "the residuals")
+
+    def __repr__(self) -> str:
+        nbytes = sum(end - start for start, end, _ in self._spans)
+        return f"<Residuals: {len(self.inputs)} segments, {self.dtype}, {nbytes} bytes>"
+
+    def __reduce__(self) -> tuple[type[Residuals], tuple[object, ...]]:
+        # A flat tensor goes as it is: its slices would each be copied with all of its memory.
+        tensors, outputs = self._given
+        inputs = tensors if isinstance(tensors, Tensor) else self.inputs
+        others = outputs if outputs is None or isinstance(outputs, Tensor) else self.outputs
+        return Residuals, (self.layout, inputs, others)
+
+    def _checked_memory(
+        self, tensors: Sequence[Tensor], what: str
+    ) -> tuple[array[int], list[Span]]:
+        """The address and the span of each tensor; refuses one that does not fit its segment."""
+        table, spans = array("q"), []
+        dtype, device = self.dtype, self.device
+        known = dtype in arguments.RESIDUAL_DTYPES
         for i, (segment, t) in enumerate(zip(self.layout.segments, tensors)):
-            if t.dtype != self.dtype or t.dtype not in _DTYPES:
-                expected = self.dtype if self.dtype in _DTYPES else "float32, bfloat16 or int8"
-                raise ValueError(f"{what} {i}: expected dtype {expected}, got {t.dtype}")
-            numel = segment.codec.residual_numel(segment.numel, t.dtype)
-            if t.dim() != 1 or t.shape[0] != numel:
-                raise ValueError(
-                    f"{what} {i}: expected shape ({numel},) for {segment.numel} elements of "
-                    f"{segment.codec.spec} as {t.dtype}, got {tuple(t.shape)}; see new_residual"
-                )
-            if not t.is_contiguous():
-                raise ValueError(f"{what} {i}: expected contiguous memory, got stride {t.stride()}")
-            if t.device != self.device:
-                raise ValueError(f"{what} {i}: expected device {self.device}, got {t.device}")
+            numel = segment.numel
+            if dtype is torch.int8:
+                numel = segment.codec.residual_numel(numel, dtype)
+            if (
+                not known
+                or t.dtype is not dtype
+                or t.dim() != 1
+                or t.numel() != numel
+                or not t.is_contiguous()
+                or t.device != device
+            ):
+                raise self._misfit(segment, t, numel, f"{what} {i}")
+            start = t.data_ptr()
+            table.append(start)
+            if numel:
+                spans.append((start or arguments.address(t, f"{what} {i}"), start + t.nbytes, i))
+        return table, spans
+
+    def _misfit(self, segment: LayoutSegment, t: Tensor, numel: int, what: str) -> ValueError:
+        known = self.dtype in arguments.RESIDUAL_DTYPES
+        dtypes = (self.dtype,) if known else arguments.RESIDUAL_DTYPES
+        if t.dtype not in dtypes:
+            expected, got = f"dtype {arguments.dtype_names(dtypes)}", str(t.dtype)
+        elif t.device != self.device:
+            expected, got = f"device {self.device}", str(t.device)
+        elif t.dim() != 1 or t.numel() != numel:
+            kind = f"{segment.numel} elements of {segment.codec.spec} as {t.dtype}"
+            expected, got = f"shape ({numel},) for {kind}", str(tuple(t.shape))
+        else:
+            expected, got = "contiguous memory", f"stride {t.stride()}"
+        return ValueError(f"{what}: expected {expected}, got {got}; see Codec.new_residual")
+
+
+def _disjoint(spans: list[Span]) -> list[Span]:
+    """The spans, sorted; refuses an overlap. A segment's input may be its own output."""
+    distinct = sorted(set(spans))
+    for (_, end, i), (start, _, j) in zip(distinct, distinct[1:]):
+        if start < end:
+            raise arguments.overlap(f"the residual of segment {i}", f"that of segment {j}")
+    return distinct
 
 
 def _per_segment(
@@ -83,47 +146,29 @@ def _per_segment(
 ) -> tuple[Tensor, ...]:
     if isinstance(tensors, Tensor):
         return _slices(layout, tensors, what)
+    if not isinstance(tensors, (list, tuple, Sequence)):
+        got = arguments.describe(tensors)
+        raise TypeError(f"{what}: expected a list of tensors or a flat tensor, got {got}")
     if len(tensors) != len(layout.segments):
         raise ValueError(
             f"{what}: expected {len(layout.segments)} tensors, one per segment, got {len(tensors)}"
         )
+    for t in tensors:
+        arguments.expect_tensor(t, what)
     return tuple(tensors)
 
 
 def _slices(layout: ResidualLayout, flat: Tensor, what: str) -> tuple[Tensor, ...]:
+    arguments.expect_tensor(flat, what)
     if flat.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(
-            f"{what}: expected a flat tensor of float32 or bfloat16, got {flat.dtype}; "
-            "int8 needs one tensor per segment"
+            f"{what}: expected a flat tensor of torch.float32 or torch.bfloat16, got {flat.dtype}; "
+            "torch.int8 needs one tensor per segment"
         )
-    if flat.dim() != 1 or not flat.is_contiguous() or flat.shape[0] < layout.span:
+    if flat.dim() != 1 or not flat.is_contiguous() or flat.numel() < layout.span:
         raise ValueError(
             f"{what}: expected a contiguous 1-D tensor of {layout.span} elements, got shape "
             f"{tuple(flat.shape)} with strides {flat.stride()}"
         )
     detached = flat.detach()
     return tuple(detached[s.offset : s.offset + s.numel] for s in layout.segments)
-
-
-def _addresses(tensors: Sequence[Tensor]) -> Tensor:
-    table = array("q", [t.data_ptr() for t in tensors])
-    # Sharing the array's memory takes a quarter of the time that torch.tensor does.
-    return torch.frombuffer(table or array("q", [0]), dtype=torch.int64)[: len(table)]
-
-
-def _check_overlap(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-    """Refuses memory that belongs to two segments; a segment's input may be its own output."""
-    owners: dict[tuple[int, int], int] = {}
-    for tensors in (inputs, outputs):
-        for i, t in enumerate(tensors):
-            span = (t.data_ptr(), t.data_ptr() + t.nbytes)
-            if t.nbytes and owners.setdefault(span, i) != i:
-                raise ValueError(
-                    f"expected separate residuals, got one for segments {owners[span]} and {i}"
-                )
-    spans = sorted(owners)
-    for (start, end), (following, _) in zip(spans, spans[1:]):
-        if following < end:
-            raise ValueError(
-                f"expected separate residuals, got an overlap at segment {owners[start, end]}"
-            )

@@ -127,7 +127,7 @@ def check_header(header: bytes, frame: Frame, *, verify: bool) -> int:
     _expect("version", VERSION, version)
     _expect("codec", codec_name(frame.codec), codec_name(codec))
     _expect("elements", frame.elements, elements)
-    _expect("units", frame.nbytes // ALIGNMENT, units)
+    _expect("frame bytes", frame.nbytes, units * ALIGNMENT)
     _expect("layout", f"{frame.layout:#010x}", f"{layout:#010x}")
     _check_flags(flags, verify)
     if not flags & FLAG_CHECKSUM:

@@ -21,7 +21,7 @@ struct Uniform {
   }
 
   ZC_FN static float code(float v, float inverse) {
-    const float c = std::nearbyintf(v * inverse);
+    const float c = std::nearbyintf(v * inverse) + 0.0f;  // no -0: codes are integers
     return c > kMax ? kMax : c < -kMax ? -kMax : c;
   }
 

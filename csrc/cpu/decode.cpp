@@ -142,32 +142,38 @@ class Decoder {
     return {};
   }
 
-  void add_sum(int w, const Segment& segment, std::int64_t at, std::int64_t nbytes) {
-    if (!args_.verify) return;
+  // Adds bytes [at, at + nbytes) of a wire to its frame's sum; true if a code among them does not
+  // occur.
+  bool scan(std::uint8_t codec, int w, const Segment& segment, std::int64_t at,
+            std::int64_t nbytes) {
     const std::int64_t word = (at - layout_.frames[segment.frame].start) / 8;
-    const std::uint64_t sum = args_.kernels->checksum(args_.wires[w] + at, nbytes / 8, word);
+    bool unused;
+    const std::uint64_t sum =
+        args_.kernels->scan[codec](args_.wires[w] + at, nbytes / 8, word, &unused);
     sums_[w * layout_.frames.size() + segment.frame].fetch_add(sum, std::memory_order_relaxed);
+    return unused;
   }
 
   void decode_task(std::size_t index, const Task& task) {
     const Segment& segment = layout_.segments[task.segment];
-    const int sections = has_blocks(segment.codec) ? 2 : 1;
     // Four blocks' scales make a word of the checksum.
     const std::int64_t step = std::max(kDecodeStep, 4 << segment.log2_block);
     for (std::int64_t a = task.begin; a < task.end; a += step) {
       const std::int64_t end = std::min(task.end, a + step);
-      bool tame = true;
-      for (int w = 0; w < args_.count; ++w) {
-        for (int i = 0; i < sections; ++i) {
-          const ByteRange range = section_range(segment, i, a, end);
-          add_sum(w, segment, segment.section(i) + range.begin, range.end - range.begin);
-        }
-        if (sections == 2) tame &= check_blocks(index, segment, w, a, end);
-      }
+      const bool tame = has_blocks(segment.codec) ? check_blocks(index, segment, a, end)
+                                                  : check_plain(segment, a, end);
       decode_step(segment, a, static_cast<int>(end - a), tame);
     }
     if (task.end == segment.n) check_padding(index, segment);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores before the caller reads
+  }
+
+  bool check_plain(const Segment& segment, std::int64_t a, std::int64_t end) {
+    const ByteRange range = section_range(segment, 0, a, end);
+    for (int w = 0; w < args_.count && args_.verify; ++w) {
+      scan(0, w, segment, segment.section(0) + range.begin, range.end - range.begin);
+    }
+    return true;
   }
 
   bool stream_to(const float* out) const {
@@ -200,23 +206,26 @@ class Decoder {
     }
   }
 
-  // Looks at the scales and codes of elements [a, end); true if no sum of them can be a NaN.
-  bool check_blocks(std::size_t task, const Segment& segment, int w, std::int64_t a,
-                    std::int64_t end) {
-    const std::uint8_t* wire = args_.wires[w];
-    const std::int64_t b = std::int64_t{1} << segment.log2_block;
-    const auto unused = args_.kernels->has_unused_code[segment.codec];
+  // Looks at the scales and codes of elements [a, end) of all wires; true if all scales are tame.
+  bool check_blocks(std::size_t task, const Segment& segment, std::int64_t a, std::int64_t end) {
+    const std::int64_t b = std::int64_t{1} << segment.log2_block, blocks = (end - a + b - 1) / b;
+    const ByteRange scales = section_range(segment, 0, a, end);
     const ByteRange codes = section_range(segment, 1, a, end);
-    if (unused && unused(wire + segment.section(1) + codes.begin, codes.end - codes.begin)) {
-      refuse(w, task, segment, expected_got("codes that occur", "", "one that does not"));
+    const std::int64_t scales_at = segment.section(0) + scales.begin;
+    const std::int64_t codes_at = segment.section(1) + codes.begin;
+    bool all_tame = true;
+    for (int w = 0; w < args_.count; ++w) {
+      if (args_.verify) scan(0, w, segment, scales_at, scales.end - scales.begin);
+      if (scan(segment.codec, w, segment, codes_at, codes.end - codes.begin)) {
+        refuse(w, task, segment, expected_got("codes that occur", "", "one that does not"));
+      }
+      if (args_.kernels->scales_are_tame(args_.wires[w] + scales_at, blocks)) continue;
+      all_tame = false;
+      for (std::int64_t at = a; at < end; at += b) {
+        check_block(task, segment, w, at, static_cast<int>(std::min(b, end - at)));
+      }
     }
-    const std::uint8_t* scales = wire + segment.section(0) + (a >> segment.log2_block) * 2;
-    if (args_.kernels->scales_are_tame(scales, (end - a + b - 1) >> segment.log2_block))
-      return true;
-    for (std::int64_t at = a; at < end; at += b) {
-      check_block(task, segment, w, at, static_cast<int>(std::min(b, end - at)));
-    }
-    return false;
+    return all_tame;
   }
 
   // One block of m elements, its scale first.
@@ -266,7 +275,7 @@ class Decoder {
     const std::int64_t count = (segment.n + kTopkRange - 1) / kTopkRange;
     for (int w = 0; w < args_.count; ++w) {
       const ByteRange slice = topk_slice(segment, i, count);
-      add_sum(w, segment, segment.body + slice.begin, slice.end - slice.begin);
+      scan(0, w, segment, segment.body + slice.begin, slice.end - slice.begin);
     }
     if (const auto fault = decode_topk(args_, task)) {
       refuse(fault->wire, index, segment,

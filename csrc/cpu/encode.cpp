@@ -58,11 +58,13 @@ void encode_plain_tile(const EncodeArgs& args, const Segment& segment, const Res
   const bool not_finite =
       args.kernels->encode_plain[segment.codec](v, n, codes, residual.any() ? e : nullptr);
   if (!residual.any()) return;
-  if (not_finite) {
+  if (!not_finite) return residual.store(a, n, e);
+  if (args.residual_type == kResidualInt8) {
     residual.read(a, n, r);
     for (int i = 0; i < n; ++i) e[i] = finite(v[i]) ? e[i] : r[i];
+    return residual.store(a, n, e);
   }
-  residual.store(a, n, e);
+  for (int i = 0; i < n; ++i) finite(v[i]) ? residual.store(a + i, 1, e + i) : residual.keep(a + i, 1);
 }
 
 void clear_padding(const EncodeArgs& args, const Segment& segment) {
@@ -89,7 +91,10 @@ std::uint64_t encode_task(const EncodeArgs& args, const Task& task) {
   const ResidualTile residual(args, task.segment);
   const int tile = tile_elements(segment);
   std::uint64_t sum = 0;
-  if (task.end == segment.n) clear_padding(args, segment);
+  if (task.end == segment.n) {
+    clear_padding(args, segment);
+    residual.clear_padding();
+  }
   for (std::int64_t step = task.begin; step < task.end; step += kChecksumStep) {
     const std::int64_t end = std::min(task.end, step + kChecksumStep);
     for (std::int64_t a = step; a < end; a += tile) {

@@ -72,10 +72,15 @@ struct Kernels {
   EncodeBlocks encode_blocks[11];  // by codec id: int8 ... sign
   DecodeBlocks decode_blocks[11];
 
-  // The sum of word_i * (2 i + 1) over `words` 64-bit words, the first having index `first`.
-  std::uint64_t (*checksum)(const std::uint8_t* words, std::size_t count, std::uint64_t first);
-  // Whether a code that does not occur is among these bytes (int8, int4, fp8).
-  bool (*has_unused_code[11])(const std::uint8_t* codes, std::size_t nbytes);
+  // The sum of word_i * (2 i + 1) over `count` 64-bit words of codes, the first having index
+  // `first`; *unused: whether a code that does not occur is among them. By codec id; entry 0 is for
+  // all other bytes.
+  std::uint64_t (*scan[12])(const std::uint8_t* words, std::size_t count, std::uint64_t first,
+                            bool* unused);
+  std::uint64_t checksum(const std::uint8_t* words, std::size_t count, std::uint64_t first) const {
+    bool unused;
+    return scan[0](words, count, first, &unused);
+  }
   // Whether all scales are normal and small enough that no sum of them can overflow.
   bool (*scales_are_tame)(const std::uint8_t* scales, std::size_t count);
 

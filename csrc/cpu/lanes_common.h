@@ -26,8 +26,9 @@ INLINE F vector_tree(int vectors, Term term) {
 }
 
 // Adds the terms value(code) * scale of K wires, in order, to a block; 32 codes at a time.
-// start(i, sum) fills the first sum where there is one, finish(i, sum) takes the last.
-template <int Width, int K, bool First, class Values, class Start, class Finish>
+// start(i, sum) fills the first sum where there is one, finish(i, sum) takes the last. Not fused
+// where a product can overflow: it must do so before the addition.
+template <bool Fused, int Width, int K, bool First, class Values, class Start, class Finish>
 INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t block, int b,
                       Start start, Finish finish) {
   F s[K];
@@ -45,7 +46,11 @@ INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t 
     for (int w = 0; w < K; ++w) {
       values(codes[w] + i * Width / 8, q);
       for (int g = 0; g < kGroup; ++g) {
-        sum[g] = First && w == 0 ? q[g] * s[w] : exact_madd(q[g], s[w], sum[g]);
+        if (First && w == 0) {
+          sum[g] = q[g] * s[w];
+        } else {
+          sum[g] = Fused ? exact_madd(q[g], s[w], sum[g]) : q[g] * s[w] + sum[g];
+        }
       }
     }
     finish(i, sum);
@@ -54,7 +59,7 @@ INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t 
 
 // The sum over all wires of one block. Up to four stay in registers; beyond, sums pass through
 // work.
-template <int Width, class Values, class Finish>
+template <bool Fused, int Width, class Values, class Finish>
 INLINE void sum_block(const Values& values, const BlockWire* wires, int count, std::size_t block,
                       int b, float* work, Finish finish) {
   const auto load_sum = [&](int i, F* sum) ALWAYS {
@@ -63,31 +68,35 @@ INLINE void sum_block(const Values& values, const BlockWire* wires, int count, s
   const auto store_sum = [&](int i, F* sum) ALWAYS {
     for (int g = 0; g < kGroup; ++g) store_f(work + i + g * kLanes, sum[g]);
   };
-  if (count == 4) return add_wires<Width, 4, true>(values, wires, block, b, load_sum, finish);
-  if (count == 2) return add_wires<Width, 2, true>(values, wires, block, b, load_sum, finish);
-  if (count == 1) return add_wires<Width, 1, true>(values, wires, block, b, load_sum, finish);
-  add_wires<Width, 2, true>(values, wires, block, b, load_sum, store_sum);
+  if (count == 4)
+    return add_wires<Fused, Width, 4, true>(values, wires, block, b, load_sum, finish);
+  if (count == 2)
+    return add_wires<Fused, Width, 2, true>(values, wires, block, b, load_sum, finish);
+  if (count == 1)
+    return add_wires<Fused, Width, 1, true>(values, wires, block, b, load_sum, finish);
+  add_wires<Fused, Width, 2, true>(values, wires, block, b, load_sum, store_sum);
   int w = 2;
   for (; w + 2 < count; w += 2) {
-    add_wires<Width, 2, false>(values, wires + w, block, b, load_sum, store_sum);
+    add_wires<Fused, Width, 2, false>(values, wires + w, block, b, load_sum, store_sum);
   }
   if (w + 2 == count) {
-    add_wires<Width, 2, false>(values, wires + w, block, b, load_sum, finish);
+    add_wires<Fused, Width, 2, false>(values, wires + w, block, b, load_sum, finish);
   } else {
-    add_wires<Width, 1, false>(values, wires + w, block, b, load_sum, finish);
+    add_wires<Fused, Width, 1, false>(values, wires + w, block, b, load_sum, finish);
   }
 }
 
-// Calls body with a function that writes one vector of the output as the output asks.
+// Calls body with a function that writes one vector of the output as the output asks, and whether
+// products are sure to be finite.
 template <class Body>
 INLINE void with_output(const Output& output, Body body) {
   float* const out = output.out;
   if (output.wild) {
-    body([=](std::size_t i, F x) ALWAYS { store_f(out + i, canonical_nan(x)); });
+    body([=](std::size_t i, F x) ALWAYS { store_f(out + i, canonical_nan(x)); }, std::false_type{});
   } else if (output.stream) {
-    body([=](std::size_t i, F x) ALWAYS { stream_f(out + i, x); });
+    body([=](std::size_t i, F x) ALWAYS { stream_f(out + i, x); }, std::true_type{});
   } else {
-    body([=](std::size_t i, F x) ALWAYS { store_f(out + i, x); });
+    body([=](std::size_t i, F x) ALWAYS { store_f(out + i, x); }, std::true_type{});
   }
 }
 
@@ -96,9 +105,9 @@ INLINE void sum_blocks(const Values& values, const BlockWire* wires, int count, 
                        int log2_block, const Output& output) {
   const int b = 1 << log2_block;
   alignas(64) float work[kMaxBlock];
-  with_output(output, [&](auto put) ALWAYS {
+  with_output(output, [&](auto put, auto fused) ALWAYS {
     for (std::size_t j = 0; j < blocks; ++j) {
-      sum_block<Width>(values, wires, count, j, b, work, [&](int i, F* sum) ALWAYS {
+      sum_block<fused, Width>(values, wires, count, j, b, work, [&](int i, F* sum) ALWAYS {
         for (int g = 0; g < kGroup; ++g) put(j * b + i + g * kLanes, sum[g]);
       });
     }

@@ -32,10 +32,7 @@ constexpr Kernels lanes_table() {
   k.decode_blocks[kLm3] = decode_lm<3>;
   k.decode_blocks[kLm2] = decode_lm<2>;
   k.decode_blocks[kSign] = decode_sign;
-  k.checksum = checksum;
-  k.has_unused_code[kInt8] = has_unused_int8;
-  k.has_unused_code[kInt4] = has_unused_int4;
-  k.has_unused_code[kFp8] = has_unused_fp8;
+  add_scans(k);
   k.scales_are_tame = scales_are_tame;
   k.find = find_largest;
   return k;

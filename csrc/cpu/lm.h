@@ -228,7 +228,7 @@ INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks
   const int b = 1 << log2_size, vectors = b / kLanes;
   const LmValues<Width> values;
   alignas(64) float z[kMaxBlock];
-  with_output(output, [&](auto put) ALWAYS {
+  with_output(output, [&](auto put, auto fused) ALWAYS {
     for (std::size_t j = 0; j < blocks; ++j) {
       const auto finish = [&](int i, int stride, const F* x, auto radix) ALWAYS {
         for (int r = 0; r < radix; ++r) {
@@ -236,7 +236,7 @@ INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks
           put(j * b + k * kLanes, lm_signs(x[r], k));
         }
       };
-      sum_block<Width>(values, wires, count, j, b, z, [&](int i, F* sum) ALWAYS {
+      sum_block<fused, Width>(values, wires, count, j, b, z, [&](int i, F* sum) ALWAYS {
         // A zero block's codes would give -0; the format starts from +0.
         for (int g = 0; g < kGroup && output.wild; ++g) sum[g] = sum[g] + splat(0.0f);
         hadamard_group(sum);

@@ -15,7 +15,8 @@ ResidualTile::ResidualTile(const EncodeArgs& args, int index)
   if (type_ == kResidualNone) return;
   in_ = reinterpret_cast<const std::uint8_t*>(args.residual_in[index]);
   out_ = reinterpret_cast<std::uint8_t*>(args.residual_out[index]);
-  codes_at_ = sections(kInt8, log2_block_, segment.n, 0).start(1);
+  sections_ = sections(kInt8, log2_block_, segment.n, 0);
+  codes_at_ = sections_.start(1);
 }
 
 void ResidualTile::load(std::int64_t a, int n, float* v) const {
@@ -65,6 +66,13 @@ void ResidualTile::keep(std::int64_t a, int n) const {
   }
   const int bytes = type_ == kResidualBf16 ? 2 : 4;
   std::memcpy(out_ + a * bytes, in_ + a * bytes, static_cast<std::size_t>(n) * bytes);
+}
+
+void ResidualTile::clear_padding() const {
+  for (int i = 0; i < 2 && type_ == kResidualInt8; ++i) {
+    const std::int64_t used = sections_.used[i];
+    std::memset(out_ + sections_.start(i) + used, 0, align16(used) - used);
+  }
 }
 
 void ResidualTile::read(std::int64_t a, int n, float* r) const {

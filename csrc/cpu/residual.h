@@ -27,6 +27,9 @@ class ResidualTile {
   // Leaves elements [a, a + n) as they were (copies them where input and output differ).
   void keep(std::int64_t a, int n) const;
 
+  // Zeroes the padding of int8 storage; for the task that holds the segment's end.
+  void clear_padding() const;
+
   // The residual as it was, as fp32.
   void read(std::int64_t a, int n, float* r) const;
 
@@ -40,8 +43,9 @@ class ResidualTile {
   ResidualType type_;
   const std::uint8_t* in_ = nullptr;
   std::uint8_t* out_ = nullptr;
-  int log2_block_;             // int8 storage
-  std::int64_t codes_at_ = 0;  // int8 storage: after the scales
+  int log2_block_;     // int8 storage
+  Sections sections_;  // int8 storage
+  std::int64_t codes_at_ = 0;
 };
 
 }  // namespace zcomm

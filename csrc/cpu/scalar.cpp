@@ -118,10 +118,7 @@ constexpr Kernels scalar_table() {
   add_codec<Lm<3>, kLm3>(k);
   add_codec<Lm<2>, kLm2>(k);
   add_codec<Sign, kSign>(k);
-  k.checksum = checksum;
-  k.has_unused_code[kInt8] = has_unused_int8;
-  k.has_unused_code[kInt4] = has_unused_int4;
-  k.has_unused_code[kFp8] = has_unused_fp8;
+  add_scans(k);
   k.scales_are_tame = scales_are_tame;
   k.find = find_largest;
   return k;

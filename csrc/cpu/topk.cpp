@@ -167,7 +167,7 @@ class Writer {
       const std::uint32_t u = bits(x) & kAbsMask;
       if (u == state_.threshold && ties_ == 0) continue;
       ties_ -= u == state_.threshold;
-      const std::uint16_t value = bf16_saturate(x);
+      const std::uint16_t value = topk_value(x);
       v[index[i]] = x - bf16_value(value);
       store(offsets_, static_cast<std::uint16_t>(a - begin + index[i]));
       store(values_, value);
@@ -195,6 +195,7 @@ class Writer {
 void write_range(const State& state, const Range& range) {
   const Segment& segment = state.seg();
   const std::int64_t begin = range.task.begin, end = range.task.end;
+  if (end == segment.n) ResidualTile(state.args, state.segment).clear_padding();
   const std::uint32_t count = state.not_finite ? kTopkNotFinite : range.above + range.ties;
   store(state.args.wire + segment.section(0) + begin / kTopkRange * 4, count);
   if (state.not_finite) {
@@ -326,7 +327,9 @@ std::optional<TopkFault> add_entries(const Entries& entries, int w, std::int64_t
       return TopkFault{w, "topk offsets that increase within their range",
                        static_cast<std::uint64_t>(at)};
     }
-    if ((value & 0x7fff) > kBf16Max) return TopkFault{w, "a finite topk value", value};
+    if ((value & 0x7fff) > kBf16Max || value == 0x8000) {
+      return TopkFault{w, "a finite topk value that is not -0", value};
+    }
     out[at] = w == 0 ? bf16_value(value) : out[at] + bf16_value(value);
     last = at;
   }

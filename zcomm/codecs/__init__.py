@@ -7,6 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache
 
+from zcomm.arguments import describe
 from zcomm.codecs.base import Codec
 from zcomm.codecs.bf16 import Bf16
 from zcomm.codecs.blocks import BLOCKS, BlockFormat
@@ -30,9 +31,7 @@ def codec(spec: str | Codec) -> Codec:
     if isinstance(spec, Codec):
         return spec
     if not isinstance(spec, str):
-        raise ValueError(
-            f"codec: expected a spec such as 'lm4' or a Codec, got {type(spec).__name__}"
-        )
+        raise TypeError(f"codec: expected a spec such as 'lm4' or a Codec, got {describe(spec)}")
     return _parse(spec)
 
 
@@ -71,8 +70,10 @@ def _blocks(format: type[BlockFormat]) -> Callable[[str | None], Format]:
 def _topk(option: str | None) -> Format:
     matched = _DECIMAL.fullmatch(option or "")
     if not matched or not 0 < Decimal(matched[0]) <= 1:
+        got = repr(option) if option else "no ratio"
         raise ValueError(
-            f"codec topk: expected topk:R with a decimal number 0 < R <= 1, got {option!r}"
+            f"codec topk: expected topk:R with a decimal number 0 < R <= 1, such as topk:0.01, "
+            f"got {got}"
         )
     text = f"{Decimal(matched[0]):f}"
     return TopK(text.rstrip("0").rstrip(".") if "." in text else text)

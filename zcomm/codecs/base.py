@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NoReturn
@@ -10,10 +9,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from zcomm import wire
+from zcomm import arguments, wire
 from zcomm.codecs import residual_storage
 from zcomm.codecs.format import Encoded, Format
-from zcomm.layout import Layout, Residuals, Segment
+from zcomm.layout import Layout, Segment
+
+_NEW_RESIDUAL = "make one with new_residual"
 
 
 class Codec:
@@ -45,7 +46,7 @@ class Codec:
 
     def k(self, n: int) -> int:
         """How many of n elements are sent, for topk; 0 for the others."""
-        return self.format.k(n)
+        return self.format.k(_count(n))
 
     def body_nbytes(self, n: int) -> int:
         """The bytes of a segment of n elements, without a frame around it."""
@@ -58,9 +59,8 @@ class Codec:
     def residual_numel(self, n: int, dtype: torch.dtype = torch.float32) -> int:
         """Elements of a residual of this storage dtype: n, or the bytes of an int8 body."""
         if dtype not in residual_storage.DTYPES:
-            raise ValueError(
-                f"{self.spec}: expected residual dtype float32, bfloat16 or int8, got {dtype}"
-            )
+            names = arguments.dtype_names(residual_storage.DTYPES)
+            raise ValueError(f"{self.spec}: expected residual dtype {names}, got {dtype}")
         return residual_storage.numel(_count(n), self.block, dtype)
 
     def new_residual(
@@ -81,16 +81,24 @@ class Codec:
         prescale: float = 1.0,
         verify: bool = True,
         kernels: str | None = None,
+        threads: int | None = None,
     ) -> Tensor:
         """The wire of x * prescale + residual, as a 1-D uint8 tensor.
 
         Overwrites `residual` with what the wire leaves out, and `out`, if given, with the wire.
-        `verify` adds a checksum.
+        `verify` adds a checksum. `threads` is torch.get_num_threads() unless given, here and in
+        decode and decode_sum.
         """
-        layout = _layout(self, x.numel())
-        held = None if residual is None else Residuals(layout, (_flat(residual, "residual"),))
-        return layout.encode(
-            _flat(x, "gradient"), held, out=out, prescale=prescale, verify=verify, kernels=kernels
+        grad = arguments.flat(x, "gradient", "use .contiguous()")
+        held = None if residual is None else (arguments.flat(residual, "residual", _NEW_RESIDUAL),)
+        return _layout(self, grad.numel()).encode(
+            grad,
+            held,
+            out=out,
+            prescale=prescale,
+            verify=verify,
+            kernels=kernels,
+            threads=threads,
         )
 
     def decode(
@@ -101,9 +109,10 @@ class Codec:
         out: Tensor | None = None,
         verify: bool = True,
         kernels: str | None = None,
+        threads: int | None = None,
     ) -> Tensor:
         """The n fp32 elements of a wire. Overwrites `out` if given. Refuses with a WireError."""
-        return self.decode_sum((wire,), n, out=out, verify=verify, kernels=kernels)
+        return self.decode_sum((wire,), n, out=out, verify=verify, kernels=kernels, threads=threads)
 
     def decode_sum(
         self,
@@ -113,15 +122,18 @@ class Codec:
         out: Tensor | None = None,
         verify: bool = True,
         kernels: str | None = None,
+        threads: int | None = None,
     ) -> Tensor:
         """The fp32 sum of wires (a sequence, or the rows of a 2-D tensor), in their order.
 
         Overwrites `out` if given. Refuses a malformed wire with a WireError; what `out` holds is
         then undefined.
         """
-        layout = _layout(self, n)
+        layout = _layout(self, _count(n))
         target = None if out is None else _whole(out, layout.span)
-        total = layout.decode_sum(wires, out=target, verify=verify, kernels=kernels)
+        total = layout.decode_sum(
+            wires, out=target, verify=verify, kernels=kernels, threads=threads
+        )
         return total if out is None else out
 
     def encode_body(self, v: Tensor) -> Encoded:
@@ -163,29 +175,18 @@ class Codec:
         raise AttributeError(f"{self!r} is immutable")
 
 
+# Counts are checked before they come here: 1000.0 and True equal the keys 1000 and 1.
 @lru_cache(maxsize=128)
 def _layout(codec: Codec, n: int) -> Layout:
-    return Layout((Segment(codec, _count(n)),))
+    return Layout((Segment(codec, n),))
 
 
 def _count(n: int) -> int:
-    count = operator.index(n)
-    if count < 0:
-        raise ValueError(f"expected an element count n >= 0, got {count}")
-    return count
-
-
-def _flat(t: Tensor, what: str) -> Tensor:
-    if t.dim() == 1:
-        return t
-    if not t.is_contiguous():
-        raise ValueError(
-            f"expected a contiguous {what}, got strides {t.stride()}; call .contiguous()"
-        )
-    return t.detach().view(-1)
+    return arguments.count(n, "an element count n", remedy="; use x.numel()")
 
 
 def _whole(out: Tensor, n: int) -> Tensor:
-    if out.numel() != n:
-        raise ValueError(f"expected out of {n} elements, got {out.numel()}")
-    return _flat(out, "out")
+    target = arguments.flat(out, "out", "use torch.empty(shape)")
+    if target.numel() != n:
+        raise ValueError(f"expected out of {n} elements, got {target.numel()}")
+    return target

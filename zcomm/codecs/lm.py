@@ -6,18 +6,20 @@
 | codes   | B codes of 4, 3 or 2 bits a block; a last block of m elements sends |
 |         | b of them, b = 2^k being the least power of two >= m                |
 
-    u    = sigma * (v * 2^(P - 127))      E, P as for sign; E = 0 gives a zero block
-    y    = H(u)
-    g    = 48 / sqrt(tree(y * y) * 2^-k)
-    t    = clamp(floor(y * g), -128, 127)
-    c    = the number of thresholds T <= max(t, -1 - t)
-    code = levels/2 + c where t >= 0, else levels/2 - 1 - c
-    q    = level[code]
-    t    = tree(y * q) / tree(q * q)
-    S    = bf16((t * 2^-k) * 2^(127 - P))        where E >= 249: 2^(121 - P)
+    E     = bits(absmax(v)) >> 23           E = 0 gives a zero block
+    P     = max(254 - E, 1)
+    u     = sigma * (v * 2^(P - 127))
+    y     = H(u)
+    g     = 48 / sqrt(tree(y * y) * 2^-k)
+    t     = clamp(floor(y * g), -128, 127)
+    c     = the number of thresholds T <= max(t, -1 - t)
+    code  = levels/2 + c where t >= 0, else levels/2 - 1 - c
+    q     = level[code]
+    ratio = tree(y * q) / tree(q * q)
+    S     = bf16((ratio * 2^-k) * 2^(127 - P))        where E >= 249: 2^(121 - P)
 
-    z    = q * S, summed over wires
-    d    = sigma * H(z)
+    z     = q * S, summed over wires
+    d     = sigma * H(z)
 """
 
 from __future__ import annotations
@@ -61,9 +63,9 @@ class LloydMax(BlockFormat):
         rms = ar.sqrt(ar.tree(y * y) * inverse_size)
         codes = self._codes(y * (ar.constant(v, STEPS) / rms).unsqueeze(1))
         q = self.values(codes)
-        t = ar.tree(y * q) / ar.tree(q * q)
+        ratio = ar.tree(y * q) / ar.tree(q * q)
         down = torch.where(exponent >= _LARGE_EXPONENT, 248 - up, 254 - up)
-        scale = ar.bf16_bits((t * inverse_size) * ar.power_of_two(down))
+        scale = ar.bf16_bits((ratio * inverse_size) * ar.power_of_two(down))
         return torch.where(peak < ar.FP32_MIN_NORMAL, 0, scale), codes
 
     def values(self, codes: Tensor) -> Tensor:

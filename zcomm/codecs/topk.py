@@ -6,7 +6,7 @@
 | offsets | k offsets, 2 bytes: index in the range, increasing within the range   |
 | values  | k values, bf16, in the order of the offsets                           |
 
-    d = bf16(v) where sent (at most 0x7f7f), else +0
+    d = bf16(v) where sent (at most 0x7f7f; never -0), else +0
 
 Among equal magnitudes the lower index is sent. If any v is not finite, all counts are
 0xffffffff, the rest is 0, all elements decode to NaN and the residual stays as it was.
@@ -28,6 +28,7 @@ from zcomm.wire import WireError, align16
 
 RANGE = 65536
 _FLAGGED = 0xFFFFFFFF
+_NEGATIVE_ZERO = 0x8000
 
 
 def _range_count(n: int) -> int:
@@ -60,6 +61,7 @@ class TopK:
         order = torch.sort(size, descending=True, stable=True).indices
         index = order[: self.k(v.numel())].sort().values
         values = ar.bf16_bits(v[index])
+        values = torch.where(values == _NEGATIVE_ZERO, 0, values)
         decoded[index] = ar.bf16_value(values)
         counts = torch.bincount(index // RANGE, minlength=_range_count(v.numel()))
         parts = (counts.to(torch.int32), (index % RANGE).to(torch.int16), values.to(torch.int16))
@@ -77,6 +79,7 @@ class TopK:
         values = _unsigned(take_section(body, at + align16(2 * k), 2 * k))
         infinite = (values & ar.BF16_INF) == ar.BF16_INF
         refuse(infinite, "expected finite values, got", values)
+        refuse(values == _NEGATIVE_ZERO, "expected no value -0, got", values)
         terms = torch.zeros(n, dtype=torch.float32, device=body.device)
         terms[index] = ar.bf16_value(values)
         return terms

@@ -28,7 +28,9 @@ NAMES = ("reference", "cpu", *(f"cpu:{isa}" for isa in cpu.ISAS))
 
 def select(device: torch.device, name: str | None = None) -> KernelSet:
     """The kernel set of this name, or the default one for tensors on `device`."""
-    return _select(device.type, name)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"kernels: expected one of {', '.join(NAMES)}, got {type(name).__name__}")
+    return _select(device, name)
 
 
 def available() -> dict[str, str]:
@@ -37,18 +39,27 @@ def available() -> dict[str, str]:
 
 
 @lru_cache(maxsize=64)
-def _select(device_type: str, name: str | None) -> KernelSet:
-    name = name or os.environ.get(KERNELS_VARIABLE) or _default(device_type)
+def _select(device: torch.device, name: str | None) -> KernelSet:
+    device_type = device.type
+    if device_type == "meta":
+        raise ValueError("expected tensors that hold data, got meta tensors")
+    source = "kernels"
+    if name is None:
+        forced = os.environ.get(KERNELS_VARIABLE)
+        source, name = KERNELS_VARIABLE, forced or _default(device_type)
     if name not in NAMES:
-        raise ValueError(f"kernels: expected one of {', '.join(NAMES)}, got {name!r}")
-    if name != "reference" and device_type != "cpu":
+        raise ValueError(f"{source}: expected one of {', '.join(NAMES)}, got {name!r}")
+    if name == "reference":
+        return ReferenceKernels()
+    if device_type != "cpu":
         raise ValueError(
             f"kernels {name}: expected tensors on cpu, got {device_type}; use 'reference'"
         )
-    reason = _missing(name)
+    isa = _isa(name)
+    reason = cpu.missing(isa)
     if reason:
         raise RuntimeError(f"kernels {name} are absent: {reason}")
-    return ReferenceKernels() if name == "reference" else cpu.CpuKernels(_isa(name))
+    return cpu.CpuKernels(isa)
 
 
 def _default(device_type: str) -> str:
@@ -60,7 +71,12 @@ def _isa(name: str) -> str:
 
 
 def _missing(name: str) -> str:
-    return "" if name == "reference" else cpu.missing(_isa(name))
+    if name == "reference":
+        return ""
+    try:
+        return cpu.missing(_isa(name))
+    except ValueError as error:  # ZCOMM_CPU_ISA names no ISA
+        return str(error)
 
 
 __all__ = ["NAMES", "KernelSet", "available", "select"]

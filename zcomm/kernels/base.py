@@ -73,7 +73,7 @@ class KernelLayout(Protocol):
 
 
 class KernelResiduals(Protocol):
-    """Residuals, one tensor per segment, and the tables of their addresses."""
+    """Residuals, one tensor per segment, and where the tables of their addresses lie."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -82,9 +82,9 @@ class KernelResiduals(Protocol):
     @property
     def outputs(self) -> Sequence[Tensor]: ...
     @property
-    def in_addresses(self) -> Tensor: ...
+    def in_addresses(self) -> int: ...
     @property
-    def out_addresses(self) -> Tensor: ...
+    def out_addresses(self) -> int: ...
 
 
 class KernelSet(Protocol):

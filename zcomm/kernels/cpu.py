@@ -45,8 +45,8 @@ class CpuKernels:
     ) -> None:
         inputs, outputs, dtype = 0, 0, 0
         if residuals is not None:
-            inputs = residuals.in_addresses.data_ptr()
-            outputs = residuals.out_addresses.data_ptr()
+            inputs = residuals.in_addresses
+            outputs = residuals.out_addresses
             dtype = _RESIDUAL_DTYPES[residuals.dtype]
         self._core.encode(
             layout.native or _native(layout),
@@ -79,7 +79,13 @@ class CpuKernels:
             verify,
         )
         if refused is not None:
-            raise WireError(refused[1], refused[0])
+            raise _wire_error(*refused)
+
+
+def _wire_error(index: int, message: str) -> WireError:
+    """The message may begin with a place inside the wire: "frame 1: expected ..."."""
+    joint = ": " if message.startswith("expected") else ", "
+    return WireError(f"wire {index}{joint}{message}", index)
 
 
 def _native(layout: KernelLayout) -> Any:
