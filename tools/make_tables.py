@@ -97,7 +97,8 @@ def cpp_text() -> str:
         _rows([f"0x{w:016x}ull" for w in sign_words()], 3, "    "),
         "};\n",
     ]
-    out.append(f"\n// Thresholds are multiples of rms / kLmSteps.\ninline constexpr float kLmSteps = {STEPS};\n")
+    out.append("\n// Thresholds are multiples of rms / kLmSteps.\n")
+    out.append(f"inline constexpr float kLmSteps = {STEPS};\n")
     for bits in (4, 3, 2):
         levels, thresholds = level_table(bits), threshold_table(bits)
         out.append(f"\ninline constexpr float kLm{bits}Levels[{len(levels)}] = {{\n")
@@ -122,7 +123,8 @@ def python_text() -> str:
         out.append(f"    {bits}: ({row},),\n")
     out.append("}\n\nLEVELS: dict[int, tuple[float, ...]] = {\n")
     for bits in (4, 3, 2):
-        out.append(f"    {bits}: (\n{_rows([repr(v) for v in level_table(bits)], 6, '        ')}    ),\n")
+        rows = _rows([repr(v) for v in level_table(bits)], 6, "        ")
+        out.append(f"    {bits}: (\n{rows}    ),\n")
     out.append("}\n")
     return "".join(out)
 

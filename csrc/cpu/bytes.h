@@ -1,9 +1,9 @@
 // Plain loops over wire bytes that the compiler vectorises for each instruction set. Included
 // inside an instruction set's namespace.
 
-// The checksum's part, and whether `is_bad`, which gives all ones or zero for each byte of a vector,
-// holds for any byte: both in one pass. With s the sum of the words and t the sum of its earlier
-// values, sum of k * w_k = (K - 1) s - t: two additions a word, no multiplication.
+// The checksum's part, and whether `is_bad`, which gives all ones or zero for each byte of a
+// vector, holds for any byte: both in one pass. With s the sum of the words and t the sum of its
+// earlier values, sum of k * w_k = (K - 1) s - t: two additions a word, no multiplication.
 template <class IsBad>
 inline std::uint64_t scan(const std::uint8_t* words, std::size_t count, std::uint64_t first,
                           bool* bad, IsBad is_bad) {

@@ -64,7 +64,8 @@ void encode_plain_tile(const EncodeArgs& args, const Segment& segment, const Res
     for (int i = 0; i < n; ++i) e[i] = finite(v[i]) ? e[i] : r[i];
     return residual.store(a, n, e);
   }
-  for (int i = 0; i < n; ++i) finite(v[i]) ? residual.store(a + i, 1, e + i) : residual.keep(a + i, 1);
+  for (int i = 0; i < n; ++i)
+    finite(v[i]) ? residual.store(a + i, 1, e + i) : residual.keep(a + i, 1);
 }
 
 void clear_padding(const EncodeArgs& args, const Segment& segment) {
