@@ -157,7 +157,8 @@ class Decoder {
   void decode_task(std::size_t index, const Task& task) {
     const Segment& segment = layout_.segments[task.segment];
     // Four blocks' scales make a word of the checksum.
-    const std::int64_t step = std::max(kDecodeStep, 4 << segment.log2_block);
+    const std::int64_t step =
+        std::max(elements_per_step(code_width(segment.codec)), 4 << segment.log2_block);
     for (std::int64_t a = task.begin; a < task.end; a += step) {
       const std::int64_t end = std::min(task.end, a + step);
       const bool tame = has_blocks(segment.codec) ? check_blocks(index, segment, a, end)

@@ -90,9 +90,9 @@ struct Kernels {
                       const Ahead& ahead);
 };
 
-// Elements that are checked and then decoded in one step, for blocks of up to 512: the decoder
-// fetches so far ahead.
-inline constexpr int kDecodeStep = 2048;
+// Elements that are checked and then decoded in one step, for blocks of up to 512 and codes of this
+// width: a few KiB of each wire. The decoder fetches so far ahead.
+constexpr int elements_per_step(int width) { return width < 8 ? 4096 : 2048; }
 
 // The largest tile, and how many blocks it can hold.
 inline constexpr int kTileSize = 1024;

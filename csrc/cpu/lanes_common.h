@@ -37,7 +37,7 @@ INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t 
     s[w] = splat(bf16_value(load<std::uint16_t>(wires[w].scales + 2 * block)));
     codes[w] = wires[w].codes + block * b * Width / 8;
     for (int i = 0; i < b * Width / 8; i += 64) {
-      __builtin_prefetch(codes[w] + i + kDecodeStep * Width / 8);
+      __builtin_prefetch(codes[w] + i + elements_per_step(Width) * Width / 8);
     }
   }
   for (int i = 0; i < b; i += 32) {
