@@ -3,6 +3,17 @@
 
 constexpr int kGroup = 32 / kLanes;  // vectors that 32 codes fill
 
+// Calls body with the block size: as a constant where it is the usual 128, so that its loops
+// unroll.
+template <class Body>
+INLINE void with_block(int log2_block, Body body) {
+  if (log2_block == 7) {
+    body(std::integral_constant<int, 128>{});
+  } else {
+    body(1 << log2_block);
+  }
+}
+
 INLINE std::uint32_t block_absmax(const float* v, int n) {
   I a = splat_i(0), b = a;
   for (int i = 0; i < n; i += 2 * kLanes) {
@@ -103,14 +114,16 @@ INLINE void with_output(const Output& output, Body body) {
 template <int Width, class Values>
 INLINE void sum_blocks(const Values& values, const BlockWire* wires, int count, std::size_t blocks,
                        int log2_block, const Output& output) {
-  const int b = 1 << log2_block;
   alignas(64) float work[kMaxBlock];
-  with_output(output, [&](auto put, auto fused) ALWAYS {
-    for (std::size_t j = 0; j < blocks; ++j) {
-      sum_block<fused, Width>(values, wires, count, j, b, work, [&](int i, F* sum) ALWAYS {
-        for (int g = 0; g < kGroup; ++g) put(j * b + i + g * kLanes, sum[g]);
-      });
-    }
+  with_block(log2_block, [&](auto size) ALWAYS {
+    const int b = size;
+    with_output(output, [&](auto put, auto fused) ALWAYS {
+      for (std::size_t j = 0; j < blocks; ++j) {
+        sum_block<fused, Width>(values, wires, count, j, b, work, [&](int i, F* sum) ALWAYS {
+          for (int g = 0; g < kGroup; ++g) put(j * b + i + g * kLanes, sum[g]);
+        });
+      }
+    });
   });
 }
 

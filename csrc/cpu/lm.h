@@ -162,11 +162,10 @@ INLINE void lm_residuals(const float* v, int vectors, std::uint16_t scale, float
 
 // The steps run over all blocks of a tile in turn, so that one block's square root and divisions
 // overlap with another's butterflies.
-template <int Width, int Log2Block>
-INLINE void encode_lm_tile(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
+template <int Width>
+INLINE void encode_lm_tile(const float* v, std::size_t blocks, const int b, std::uint8_t* scales,
                            std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
-  const int log2_size = Log2Block ? Log2Block : log2_block;
-  const int b = 1 << log2_size, vectors = b / kLanes;
+  const int log2_size = __builtin_ctz(static_cast<unsigned>(b)), vectors = b / kLanes;
   alignas(64) float y[kTileSize], q[kTileSize];
   Exponent exponent[kTileBlocks];
   float squares[kTileBlocks];
@@ -207,11 +206,9 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, int log2_block, s
 template <int Width>
 void encode_lm(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
                std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
-  if (log2_block == 7) {
-    encode_lm_tile<Width, 7>(v, blocks, 7, scales, codes, e, kept, ahead);
-  } else {
-    encode_lm_tile<Width, 0>(v, blocks, log2_block, scales, codes, e, kept, ahead);
-  }
+  with_block(log2_block, [&](auto b) ALWAYS {
+    encode_lm_tile<Width>(v, blocks, b, scales, codes, e, kept, ahead);
+  });
 }
 
 template <int Width>
@@ -221,11 +218,10 @@ struct LmValues {
   INLINE void operator()(const std::uint8_t* codes, F* q) const { lookup32(lut, codes, q); }
 };
 
-template <int Width, int Log2Block>
-INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
+template <int Width>
+INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks, const int b,
                            const Output& output) {
-  const int log2_size = Log2Block ? Log2Block : log2_block;
-  const int b = 1 << log2_size, vectors = b / kLanes;
+  const int vectors = b / kLanes;
   const LmValues<Width> values;
   alignas(64) float z[kMaxBlock];
   with_output(output, [&](auto put, auto fused) ALWAYS {
@@ -251,9 +247,6 @@ INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks
 template <int Width>
 void decode_lm(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
                const Output& output) {
-  if (log2_block == 7) {
-    decode_lm_tile<Width, 7>(wires, count, blocks, 7, output);
-  } else {
-    decode_lm_tile<Width, 0>(wires, count, blocks, log2_block, output);
-  }
+  with_block(log2_block,
+             [&](auto b) ALWAYS { decode_lm_tile<Width>(wires, count, blocks, b, output); });
 }

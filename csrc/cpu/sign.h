@@ -1,23 +1,24 @@
 // sign over lanes. Included inside an instruction set's namespace.
 
-void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
-                 std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
-  const int b = 1 << log2_block;
+INLINE void encode_sign_tile(const float* v, std::size_t blocks, const int b, std::uint8_t* scales,
+                             std::uint8_t* codes, float* e, std::uint8_t* kept,
+                             const Ahead& ahead) {
   float scale[kTileBlocks];
   for (std::size_t j = 0; j < blocks; ++j) {
     ahead.fetch_grad(j, b);
     const float* x = v + j * b;
     I largest = splat_i(0);
-    const auto total = [&](F factor) ALWAYS {
-      return lane_tree(vector_tree(b / kLanes, [&](int k) ALWAYS {
-        const I magnitude = (I)load_f(x + k * kLanes) & 0x7fffffff;
-        largest = imax(largest, magnitude);
-        return (F)magnitude * factor;
-      }));
-    };
-    float sum = total(splat(1.0f));
+    float sum = lane_tree(vector_tree(b / kLanes, [&](int k) ALWAYS {
+      const I magnitude = (I)load_f(x + k * kLanes) & 0x7fffffff;
+      largest = imax(largest, magnitude);
+      return (F)magnitude;
+    }));
     const std::uint32_t absmax = hmax(largest);
-    if (__builtin_expect(absmax >= Sign::kLarge, 0)) sum = total(splat(Sign::kDown));
+    if (__builtin_expect(absmax >= Sign::kLarge, 0)) {
+      sum = lane_tree(vector_tree(b / kLanes, [&](int k) ALWAYS {
+        return (F)((I)load_f(x + k * kLanes) & 0x7fffffff) * splat(Sign::kDown);
+      }));
+    }
     const std::uint16_t s = absmax >= kInfBits ? kBf16Nan : Sign::scale(sum, b, absmax);
     store(scales + 2 * j, s);
     kept[j] = s == kBf16Nan;
@@ -42,6 +43,12 @@ void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_
       store(to + i / 8, group);
     }
   }
+}
+
+void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
+                 std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
+  with_block(log2_block,
+             [&](auto b) ALWAYS { encode_sign_tile(v, blocks, b, scales, codes, e, kept, ahead); });
 }
 
 struct SignValues {

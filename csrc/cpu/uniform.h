@@ -1,9 +1,9 @@
 // int8 and int4 over lanes. Included inside an instruction set's namespace.
 
 template <class Codec>
-void encode_uniform(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
-                    std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
-  const int b = 1 << log2_block;
+INLINE void encode_uniform_tile(const float* v, std::size_t blocks, const int b,
+                                std::uint8_t* scales, std::uint8_t* codes, float* e,
+                                std::uint8_t* kept, const Ahead& ahead) {
   float scale[kTileBlocks], inverse[kTileBlocks];
   // Scales first, for all blocks: their divisions overlap instead of stalling each block.
   for (std::size_t j = 0; j < blocks; ++j) {
@@ -35,6 +35,14 @@ void encode_uniform(const float* v, std::size_t blocks, int log2_block, std::uin
       pack32<Codec::kWidth>(c, to + i * Codec::kWidth / 8);
     }
   }
+}
+
+template <class Codec>
+void encode_uniform(const float* v, std::size_t blocks, int log2_block, std::uint8_t* scales,
+                    std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
+  with_block(log2_block, [&](auto b) ALWAYS {
+    encode_uniform_tile<Codec>(v, blocks, b, scales, codes, e, kept, ahead);
+  });
 }
 
 // int8: bytes to floats. int4: a table of its 16 values.
