@@ -38,7 +38,7 @@ const zcomm::Kernels* kernels(int isa) {
 
 void encode(const zcomm::Layout& layout, int isa, int threads, std::uintptr_t grad, int grad_dtype,
             double prescale, std::uintptr_t residual_in, std::uintptr_t residual_out,
-            int residual_dtype, std::uintptr_t wire, bool verify) {
+            int residual_dtype, std::uintptr_t wire, bool verify, bool keep_idle) {
   const zcomm::EncodeArgs args{&layout,
                                kernels(isa),
                                threads,
@@ -49,7 +49,8 @@ void encode(const zcomm::Layout& layout, int isa, int threads, std::uintptr_t gr
                                pointer<const std::uint64_t>(residual_out),
                                static_cast<zcomm::ResidualType>(residual_dtype),
                                pointer<std::uint8_t>(wire),
-                               verify};
+                               verify,
+                               keep_idle};
   const py::gil_scoped_release release;
   zcomm::encode(args);
 }

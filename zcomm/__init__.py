@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from zcomm.api import compress
 from zcomm.codecs import Codec, codec
+from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
+from zcomm.feedback import Feedback
+from zcomm.hook import Handle, HookState, Stats, hook
 from zcomm.kernels import available as available_kernels
 from zcomm.layout import Layout, Residuals, Segment
+from zcomm.settings import Settings
+from zcomm.transport import CommunicationError
 from zcomm.wire import WireError
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Codec",
+    "CommunicationError",
+    "Feedback",
+    "Handle",
+    "HookState",
     "Layout",
     "Residuals",
     "Segment",
+    "Settings",
+    "Stats",
     "WireError",
+    "Work",
+    "all_gather",
+    "all_reduce",
     "available_kernels",
     "codec",
+    "compress",
+    "hook",
+    "reduce_scatter",
 ]

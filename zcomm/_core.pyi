@@ -25,6 +25,7 @@ def encode(
     residual_dtype: int,
     wire_addr: int,
     verify: bool,
+    keep_idle: bool,
     /,
 ) -> None: ...
 def decode_sum(

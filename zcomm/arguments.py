@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SENT_DTYPES = (*GRADIENT_DTYPES, torch.float64)  # fp64 goes uncompressed
 RESIDUAL_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 OUTPUT_DTYPES = (torch.float32,)
 _BYTES = (torch.uint8,)

@@ -36,19 +36,22 @@ class Layout:
     def encode(
         self,
         grad: Tensor,
-        residuals: Residuals | Tensor | Sequence[Tensor] | None = None,
+        residuals: Residuals | Tensor | Sequence[Tensor | None] | None = None,
         *,
         out: Tensor | None = None,
         prescale: float = 1.0,
         verify: bool = True,
+        keep_idle: bool = False,
         kernels: str | None = None,
         threads: int | None = None,
     ) -> Tensor:
         """The wire of grad * prescale + residuals: all frames, in the order of the peers.
 
         Overwrites the residuals' outputs with what the wire leaves out, and `out`, if given, with
-        the wire. `verify` adds checksums. `residuals` may be all that Residuals takes, but a
-        Residuals that is built once saves the checks of every tensor at every step.
+        the wire. `verify` adds checksums. With `keep_idle` a segment whose gradient is all zero
+        sends zeros and keeps its residual: it took no part in this step. `residuals` may be all
+        that Residuals takes, but a Residuals that is built once saves the checks of every tensor
+        at every step.
         """
         start = arguments.flat_address(grad, self.span, "gradient", arguments.GRADIENT_DTYPES)
         end = start + self.span * grad.element_size()
@@ -66,7 +69,7 @@ class Layout:
             wire = self._checked_out(out, device, start, end, residuals)
         threads = arguments.thread_count(threads)
         kernel_set = kernel_sets.select(device, kernels)
-        kernel_set.encode(self, grad, residuals, wire, prescale, bool(verify), threads)
+        kernel_set.encode(self, grad, residuals, wire, prescale, bool(verify), threads, keep_idle)
         return wire
 
     def decode(

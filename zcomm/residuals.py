@@ -29,23 +29,24 @@ class ResidualLayout(Protocol):
 class Residuals:
     """One residual per segment of a layout, all of one dtype: fp32, bf16 or int8.
 
-    `tensors` is a sequence with a tensor for each segment, or, for fp32 and bf16, one flat tensor
-    that the segments' offsets refer to. `outputs`, of the same form, receives the new residuals;
-    without it they overwrite `tensors`. The addresses are taken here, once: a tensor must not be
-    resized afterwards. A deep copy, and what comes out of a pickle, has tensors of its own.
+    `tensors` is a sequence with a tensor for each segment (None: it has no residual), or, for fp32
+    and bf16, one flat tensor that the segments' offsets refer to. `outputs`, of the same form,
+    receives the new residuals; without it they overwrite `tensors`. The addresses are taken here,
+    once: a tensor must not be resized afterwards. A deep copy, and what comes out of a pickle, has
+    tensors of its own.
     """
 
     def __init__(
         self,
         layout: ResidualLayout,
-        tensors: Tensor | Sequence[Tensor],
-        outputs: Tensor | Sequence[Tensor] | None = None,
+        tensors: Tensor | Sequence[Tensor | None],
+        outputs: Tensor | Sequence[Tensor | None] | None = None,
     ) -> None:
         if not hasattr(layout, "segments"):
             raise TypeError(f"Residuals: expected a Layout, got {arguments.describe(layout)}")
         self.layout = layout
         self.inputs = self.outputs = _per_segment(layout, tensors, "residuals")
-        first = self.inputs[0] if self.inputs else torch.empty(0)
+        first = next((t for t in self.inputs if t is not None), torch.empty(0))
         self.dtype, self.device = first.dtype, first.device
         self._given = tensors, outputs
         self._in_table, spans = self._checked_memory(self.inputs, "residual")
@@ -53,6 +54,7 @@ class Residuals:
         self.in_addresses = self.out_addresses = self._in_table.buffer_info()[0]
         if outputs is not None:
             self.outputs = _per_segment(layout, outputs, "outputs")
+            _expect_same_gaps(self.inputs, self.outputs)
             self._out_table, more = self._checked_memory(self.outputs, "output")
             self.out_addresses = self._out_table.buffer_info()[0]
             spans += more
@@ -92,13 +94,16 @@ class Residuals:
         return Residuals, (self.layout, inputs, others)
 
     def _checked_memory(
-        self, tensors: Sequence[Tensor], what: str
+        self, tensors: Sequence[Tensor | None], what: str
     ) -> tuple[array[int], list[Span]]:
         """The address and the span of each tensor; refuses one that does not fit its segment."""
         table, spans = array("q"), []
         dtype, device = self.dtype, self.device
         known = dtype in arguments.RESIDUAL_DTYPES
         for i, (segment, t) in enumerate(zip(self.layout.segments, tensors)):
+            if t is None:
+                table.append(0)
+                continue
             numel = segment.numel
             if dtype is torch.int8:
                 numel = segment.codec.residual_numel(numel, dtype)
@@ -141,9 +146,18 @@ def _disjoint(spans: list[Span]) -> list[Span]:
     return distinct
 
 
+def _expect_same_gaps(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+    for i, (one, other) in enumerate(zip(inputs, outputs)):
+        if (one is None) != (other is None):
+            raise ValueError(
+                f"outputs: expected a tensor where the residual of segment {i} is one and None "
+                f"where it is None, got {arguments.describe(other)}"
+            )
+
+
 def _per_segment(
-    layout: ResidualLayout, tensors: Tensor | Sequence[Tensor], what: str
-) -> tuple[Tensor, ...]:
+    layout: ResidualLayout, tensors: Tensor | Sequence[Tensor | None], what: str
+) -> tuple[Tensor | None, ...]:
     if isinstance(tensors, Tensor):
         return _slices(layout, tensors, what)
     if not isinstance(tensors, (list, tuple, Sequence)):
@@ -154,7 +168,8 @@ def _per_segment(
             f"{what}: expected {len(layout.segments)} tensors, one per segment, got {len(tensors)}"
         )
     for t in tensors:
-        arguments.expect_tensor(t, what)
+        if t is not None:
+            arguments.expect_tensor(t, what)
     return tuple(tensors)
 
 

@@ -111,6 +111,40 @@ std::uint64_t encode_task(const EncodeArgs& args, const Task& task) {
   return sum;
 }
 
+// Whether all elements are +0 or -0. The usual answer comes from the first few.
+bool all_zero(const EncodeArgs& args, const Segment& segment) {
+  const std::uint32_t bytes = args.grad_type == kGradF32 ? 4 : 2;
+  const std::uint8_t* grad = args.grad + segment.offset * bytes;
+  constexpr std::int64_t kStep = 1024;
+  for (std::int64_t a = 0; a < segment.n; a += kStep) {
+    const std::int64_t n = std::min(kStep, segment.n - a);
+    std::uint32_t any = 0;
+    for (std::int64_t i = a; i < a + n; ++i) {
+      any |= bytes == 4 ? load<std::uint32_t>(grad + i * 4) << 1
+                        : std::uint32_t{load<std::uint16_t>(grad + i * 2)} << 17;
+    }
+    if (any) return false;
+  }
+  return true;
+}
+
+// Which segments are idle. Their residuals are kept here, before anything is encoded.
+std::vector<std::uint8_t> keep_idle_residuals(const EncodeArgs& args) {
+  if (!args.keep_idle || args.residual_type == kResidualNone) return {};
+  const std::vector<Segment>& segments = args.layout->segments;
+  std::vector<std::uint8_t> idle(segments.size());
+  parallel_for(args.threads, segments.size(), [&](std::size_t i) {
+    if (!args.residual_in[i] || !all_zero(args, segments[i])) return;
+    const ResidualTile residual(args, static_cast<int>(i));
+    for (std::int64_t a = 0; a < segments[i].n; a += kTaskSize) {
+      residual.keep(a, static_cast<int>(std::min(kTaskSize, segments[i].n - a)));
+    }
+    residual.clear_padding();
+    idle[i] = 1;
+  });
+  return idle;
+}
+
 void write_header(const EncodeArgs& args, const Frame& frame, std::uint64_t body_sum) {
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
@@ -127,7 +161,10 @@ void write_header(const EncodeArgs& args, const Frame& frame, std::uint64_t body
 
 }  // namespace
 
-void encode(const EncodeArgs& args) {
+void encode(const EncodeArgs& given) {
+  EncodeArgs args = given;
+  const std::vector<std::uint8_t> idle = keep_idle_residuals(given);
+  if (!idle.empty()) args.idle = idle.data();
   const Layout& layout = *args.layout;
   std::vector<std::atomic<std::uint64_t>> sums(layout.frames.size());
   parallel_for(args.threads, layout.tasks.size(), [&](std::size_t i) {

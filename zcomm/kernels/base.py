@@ -73,14 +73,14 @@ class KernelLayout(Protocol):
 
 
 class KernelResiduals(Protocol):
-    """Residuals, one tensor per segment, and where the tables of their addresses lie."""
+    """Residuals, one tensor (or None) per segment, and where the tables of their addresses lie."""
 
     @property
     def dtype(self) -> torch.dtype: ...
     @property
-    def inputs(self) -> Sequence[Tensor]: ...
+    def inputs(self) -> Sequence[Tensor | None]: ...
     @property
-    def outputs(self) -> Sequence[Tensor]: ...
+    def outputs(self) -> Sequence[Tensor | None]: ...
     @property
     def in_addresses(self) -> int: ...
     @property
@@ -102,8 +102,9 @@ class KernelSet(Protocol):
         prescale: float,
         verify: bool,
         threads: int | None,
+        keep_idle: bool = False,
     ) -> None:
-        """Overwrites `wire` and the residuals' outputs."""
+        """Overwrites `wire` and the residuals' outputs; see Layout.encode for `keep_idle`."""
         ...
 
     def decode_sum(

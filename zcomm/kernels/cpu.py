@@ -42,6 +42,7 @@ class CpuKernels:
         prescale: float,
         verify: bool,
         threads: int | None,
+        keep_idle: bool = False,
     ) -> None:
         inputs, outputs, dtype = 0, 0, 0
         if residuals is not None:
@@ -60,6 +61,7 @@ class CpuKernels:
             dtype,
             wire.data_ptr(),
             verify,
+            keep_idle,
         )
 
     def decode_sum(

@@ -35,6 +35,7 @@ class ReferenceKernels:
         prescale: float,
         verify: bool,
         threads: int | None,
+        keep_idle: bool = False,
     ) -> None:
         with _subnormals_kept(grad.device, layout.numel):
             buffer = torch.zeros(layout.wire_nbytes, dtype=torch.uint8, device=grad.device)
@@ -42,7 +43,8 @@ class ReferenceKernels:
             for i, segment in enumerate(layout.segments):
                 if segment.numel:
                     v = _slice(grad, segment).to(torch.float32) * factor
-                    body = _encode_segment(segment, v, residuals, i)
+                    idle = keep_idle and not bool(_slice(grad, segment).any())
+                    body = _encode_segment(segment, v, residuals, i, idle)
                     buffer[layout.body_starts[i] :][: body.numel()] = body
             for frame in layout.frames:
                 _write_header(buffer, frame, verify)
@@ -72,19 +74,23 @@ def _slice(flat: Tensor, segment: LayoutSegment) -> Tensor:
 
 
 def _encode_segment(
-    segment: LayoutSegment, v: Tensor, residuals: KernelResiduals | None, index: int
+    segment: LayoutSegment, v: Tensor, residuals: KernelResiduals | None, index: int, idle: bool
 ) -> Tensor:
-    """The body; the segment's residual is overwritten."""
+    """The body; the segment's residual is overwritten, or kept if the segment is idle."""
     codec = segment.codec
-    if residuals is None:
+    stored = residuals.inputs[index] if residuals else None
+    target = residuals.outputs[index] if residuals else None
+    if stored is None or target is None:
         return codec.encode_body(v).body
-    stored = residuals.inputs[index]
+    if idle:
+        target.copy_(stored)
+        return codec.encode_body(v).body
     v = v + codec.read_residual(stored, segment.numel)
     encoded = codec.encode_body(v)
     # Near the largest fp32 number lm* may decode to the other sign; what is kept stays finite.
     left = (v - encoded.decoded).clamp(-_FP32_MAX, _FP32_MAX)
     new = codec.write_residual(left, encoded.kept, stored)
-    residuals.outputs[index].copy_(new)
+    target.copy_(new)
     return encoded.body
 
 

@@ -1,0 +1,235 @@
+"""Compressed collectives over any group: all_reduce, reduce_scatter, all_gather.
+
+reduce_scatter   all-to-all of encoded runs, then one sum in rank order at each run's owner
+all_gather       every rank encodes what it has and sends it to all; it decodes its own, too
+all_reduce       the first, then the second with the owner's mean
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zcomm import arguments
+from zcomm.codecs import Codec, codec
+from zcomm.engine import Engine, Job
+from zcomm.feedback import NEEDS_FEEDBACK, Feedback
+from zcomm.plan import Chunk, Item, block_of, make_chunks
+from zcomm.sharding import even_bounds, owner_bounds
+from zcomm.transport import Transport, exchange, expect_sendable, group_timeout_s, member_of
+
+# Elements of a chunk. Large enough to hide what a collective costs besides its bytes, small enough
+# that the first and last one, which nothing overlaps with, are a small part of a large tensor.
+CHUNK_NUMEL = 1 << 20
+
+_engines: dict[Any, Engine] = {}
+
+
+class Work:
+    """A collective under way. wait() returns when the result is in place, or raises its error."""
+
+    def __init__(self, job: Job | None) -> None:
+        self._job = job
+
+    def wait(self) -> None:
+        if self._job is not None:
+            self._job.wait()
+            if self._job.error is not None:
+                raise self._job.error
+
+    def is_completed(self) -> bool:
+        return self._job is None or self._job.completed()
+
+
+def all_reduce(
+    tensor: Tensor,
+    codec: str | Codec = "lm4",
+    group: Any = None,
+    feedback: Feedback | None = None,
+    async_op: bool = False,
+    *,
+    op: str = "mean",
+    verify: bool = True,
+) -> Work | None:
+    """Overwrites `tensor` with the mean (op="sum": the sum) over the ranks of `group`.
+
+    All ranks get the same bits. `feedback`, a `zcomm.Feedback()` kept for this tensor, adds what
+    earlier calls left out; `sign` and `topk` need one. With `async_op` the tensor must be left
+    alone until `wait()` of the returned work.
+    """
+    call = _Call("all_reduce", codec, group, feedback, op, verify)
+    flat = call.flat(tensor, "tensor")
+    if call.world_size == 1:
+        return call.result(None, async_op)
+    bounds = owner_bounds([(flat.numel(), block_of(call.codec))], call.world_size)[0]
+    job = call.job(flat, flat, bounds, reduce=True, gather=True)
+    return call.result(job, async_op)
+
+
+def reduce_scatter(
+    output: Tensor,
+    input: Tensor,
+    codec: str | Codec = "lm4",
+    group: Any = None,
+    feedback: Feedback | None = None,
+    async_op: bool = False,
+    *,
+    op: str = "mean",
+    verify: bool = True,
+) -> Work | None:
+    """Overwrites `output` with rank r's part of the mean (or sum) of all ranks' `input`.
+
+    `input` has as many elements as `output` for each rank, in rank order. It is summed in fp32, in
+    rank order, after one encoding.
+    """
+    call = _Call("reduce_scatter", codec, group, feedback, op, verify)
+    target, source = call.flat(output, "output"), call.flat(input, "input")
+    call.expect_parts("input", source, "output", target)
+    if call.world_size == 1:
+        target.copy_(source)
+        return call.result(None, async_op)
+    bounds = even_bounds(target.numel(), call.world_size)
+    job = call.job(source, target, bounds, reduce=True, gather=False)
+    return call.result(job, async_op)
+
+
+def all_gather(
+    output: Tensor,
+    input: Tensor,
+    codec: str | Codec = "lm4",
+    group: Any = None,
+    feedback: Feedback | None = None,
+    async_op: bool = False,
+    *,
+    verify: bool = True,
+) -> Work | None:
+    """Overwrites `output` with the decoded `input` of every rank, in rank order.
+
+    A rank's own part is decoded, too: all ranks get the same bits.
+    """
+    call = _Call("all_gather", codec, group, feedback, "sum", verify)
+    target, source = call.flat(output, "output"), call.flat(input, "input")
+    call.expect_parts("output", target, "input", source)
+    if call.world_size == 1:
+        target.copy_(source)
+        return call.result(None, async_op)
+    bounds = even_bounds(source.numel(), call.world_size)
+    job = call.job(source, target, bounds, reduce=False, gather=True)
+    return call.result(job, async_op)
+
+
+class _Call:
+    """The checked arguments of one call."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: str | Codec,
+        group: Any,
+        feedback: Feedback | None,
+        op: str,
+        verify: bool,
+    ) -> None:
+        self.name, self.group, self.verify = name, group, bool(verify)
+        self.codec = codec(spec)
+        self.rank, self.world_size = member_of(group, name)
+        if op not in ("mean", "sum"):
+            raise ValueError(f"{name}: expected op 'mean' or 'sum', got {op!r}")
+        self.op = op
+        if feedback is not None and not isinstance(feedback, Feedback):
+            raise TypeError(
+                f"{name}: expected feedback as a zcomm.Feedback() or None, got "
+                f"{arguments.describe(feedback)}"
+            )
+        if feedback is None and self.codec.name in NEEDS_FEEDBACK and self.world_size > 1:
+            raise ValueError(
+                f"{name}: expected feedback=zcomm.Feedback() with codec {self.codec.spec!r}, got "
+                "None: it leaves out so much that it needs it; make one and keep it for this tensor"
+            )
+        self.feedback = feedback
+
+    def flat(self, t: Tensor, what: str) -> Tensor:
+        """`t` as a 1-D view; refuses what the engine cannot send."""
+        what = f"{self.name}: {what}"
+        arguments.expect_tensor(t, what)
+        expect_sendable(t, what)
+        return arguments.flat(t.detach(), what, "use a contiguous tensor").detach()
+
+    def expect_parts(self, whole: str, all_: Tensor, part: str, one: Tensor) -> None:
+        if all_.numel() != one.numel() * self.world_size:
+            raise ValueError(
+                f"{self.name}: expected {whole} of {one.numel() * self.world_size} elements "
+                f"({part}'s {one.numel()} for each of {self.world_size} ranks), got {all_.numel()}"
+            )
+        if all_.dtype is not one.dtype:
+            raise ValueError(
+                f"{self.name}: expected {part} of {whole}'s dtype {all_.dtype}, got {one.dtype}"
+            )
+        if self.world_size > 1 and _overlap(all_, one):
+            raise arguments.overlap(whole, part)
+
+    def job(
+        self, source: Tensor, target: Tensor, bounds: tuple[int, ...], *, reduce: bool, gather: bool
+    ) -> Job:
+        engine = self.engine()
+        raw = source.dtype is torch.float64
+        chunks = _chunks(self.codec, bounds, self.rank, raw)
+        plan = f"{self.name}(codec={self.codec.spec!r}, op={self.op!r}, verify={self.verify}) of "
+        plan += f"{max(source.numel(), target.numel())} {source.dtype} elements"
+        feedback = self.feedback
+        bound = None if feedback is None else feedback.bind_once(plan, chunks, self.rank)
+        mode = "none" if feedback is None else f"{feedback.mode}, {feedback.dtype}"
+        job = Job(
+            f"{self.name} of {max(source.numel(), target.numel())} elements",
+            chunks,
+            source,
+            target,
+            reduce=reduce,
+            gather=gather,
+            prescale=1 / self.world_size if self.op == "mean" else 1.0,
+            verify=self.verify,
+            feedback=bound,
+            signature=f"{plan} (feedback: {mode})",
+        )
+        engine.submit(job)
+        return job
+
+    def engine(self) -> Engine:
+        """The engine of the group, made at its first use: all ranks of the group take part."""
+        group = self.group or dist.group.WORLD
+        if group not in _engines:
+            _forget_old_groups()
+            _, name = exchange({}, self.group)
+            _engines[group] = Engine(Transport(self.group, name, group_timeout_s(self.group)))
+        return _engines[group]
+
+    def result(self, job: Job | None, async_op: bool) -> Work | None:
+        work = Work(job)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+
+@lru_cache(maxsize=64)
+def _chunks(codec: Codec, bounds: tuple[int, ...], rank: int, raw: bool) -> Sequence[Chunk]:
+    item = Item("", codec, bounds[-1], 0, bounds)
+    numel = CHUNK_NUMEL // 2 if raw else CHUNK_NUMEL
+    return make_chunks([item], rank, len(bounds) - 1, numel, raw)
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    first, second = a.data_ptr(), b.data_ptr()
+    return first < second + b.nbytes and second < first + a.nbytes
+
+
+def _forget_old_groups() -> None:
+    """Ends the engines of groups that torch has destroyed."""
+    known = dist.distributed_c10d._world.pg_map
+    for group in [g for g in _engines if g not in known]:
+        _engines.pop(group).stop()

@@ -1,0 +1,267 @@
+"""Feedback: the residuals of what was sent, keyed by parameter.
+
+An item has two residuals: `sent`, of all its elements as this rank encodes them for their owners,
+and `owned`, of the mean of this rank's own run, which is encoded once more for all ranks. Both are
+in units of the mean gradient. They belong to the parameter: buckets and chunks only look at parts.
+
+    full feedback      e <- v - decode(v)
+    with a decay d     e <- d * e + (1 - d) * (v - decode(v))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from zcomm import arguments
+from zcomm.layout import Layout, Residuals
+from zcomm.plan import Chunk, Item, Piece, piece_limit
+from zcomm.sharding import cut
+
+# How an item is fed back: not at all, in full, or with a decay.
+Mode = bool | float
+# Codecs that leave so much out that they do not work without feedback.
+NEEDS_FEEDBACK = ("sign", "topk")
+
+
+class Hop:
+    """The residuals of one layout, from one side (before the step) to the other (after it)."""
+
+    def __init__(self, residuals: Residuals, decayed: Sequence[_Decayed]) -> None:
+        self.residuals = residuals
+        self._decayed = decayed
+
+    def settle(self) -> None:
+        """What remains to be done after the encoding: the average of a residual with a decay."""
+        for old, left, new, decay in self._decayed:
+            if new is not old:
+                torch._foreach_copy_(new, old)
+            torch._foreach_lerp_(new, left, 1 - decay)
+
+
+class _Decayed(NamedTuple):
+    """Residuals with one decay: as they were, what the wire left out, and where they go."""
+
+    old: list[Tensor]
+    left: list[Tensor]
+    new: list[Tensor]
+    decay: float
+
+
+class ChunkFeedback(NamedTuple):
+    """The residuals of a chunk's two encodings."""
+
+    sent: Hop | None
+    owned: Hop | None
+
+
+class Feedback:
+    """Residuals of one tensor (`zcomm.all_reduce`) or of many parameters (the hook).
+
+    Use one object for one tensor, at every step. It starts with zeros at its first use. `decay`
+    between 0 and 1 averages residuals; `dtype` stores them as fp32, bf16 or int8.
+    """
+
+    def __init__(self, decay: float | None = None, *, dtype: torch.dtype = torch.float32) -> None:
+        self.decay = None if decay is None else checked_decay(decay)
+        if dtype not in arguments.RESIDUAL_DTYPES:
+            known = arguments.dtype_names(arguments.RESIDUAL_DTYPES)
+            raise ValueError(f"Feedback: expected dtype {known}, got {dtype}")
+        if dtype is torch.int8 and decay is not None:
+            raise ValueError("Feedback: expected no decay with torch.int8 residuals, got one")
+        self.dtype = dtype
+        self.double_buffered = False
+        self.side = 0  # which of the two sides holds the residuals, where there are two
+        self._held: dict[str, _Held] = {}
+        self._scratch = torch.empty(0)
+        self._bound: tuple[object, list[ChunkFeedback]] | None = None
+
+    @property
+    def mode(self) -> Mode:
+        return True if self.decay is None else self.decay
+
+    def bind(
+        self, chunks: Sequence[Chunk], rank: int, mode: Callable[[Item], Mode]
+    ) -> list[list[ChunkFeedback]]:
+        """The residuals of each chunk, for each side that a step may start from."""
+        for item in {p.item.key: p.item for c in chunks for p in c.pieces}.values():
+            if mode(item) is not False:
+                self._hold(item, rank)
+        longest = max((c.numel for c in chunks), default=0)
+        if self._scratch.numel() < longest and any(
+            isinstance(mode(p.item), float) for c in chunks for p in c.pieces
+        ):
+            self._scratch = torch.zeros(longest, dtype=self.dtype)
+        sides = range(2 if self.double_buffered else 1)
+        return [[self._bind_chunk(c, side, mode) for c in chunks] for side in sides]
+
+    def bind_once(self, plan: object, chunks: Sequence[Chunk], rank: int) -> list[ChunkFeedback]:
+        """bind() for the one tensor of a collective; refuses another one."""
+        if self._bound is None:
+            self._bound = plan, self.bind(chunks, rank, lambda item: self.mode)[0]
+        if self._bound[0] != plan:
+            raise ValueError(
+                f"feedback: expected the call that it was first used with ({self._bound[0]}), got "
+                f"{plan}; use one zcomm.Feedback() for each tensor"
+            )
+        return self._bound[1]
+
+    def flip(self) -> None:
+        """The step counts: what it wrote becomes the residuals."""
+        if self.double_buffered:
+            self.side = 1 - self.side
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies all residuals: the loss scale has changed."""
+        for held in self._held.values():
+            for hop in (held.sent, held.owned):
+                hop.rescale(self.side, factor)
+
+    def nbytes(self) -> int:
+        stored = (t for h in self._held.values() for hop in (h.sent, h.owned) for t in hop.sides)
+        return sum(t.nbytes for t in stored) + self._scratch.nbytes
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the residuals: {"sent": {name: tensor}, "owned": {name: tensor}}."""
+        return {
+            hop: {key: getattr(h, hop).sides[self.side].clone() for key, h in self._held.items()}
+            for hop in ("sent", "owned")
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Overwrites the residuals; refuses other names or sizes before anything is written."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for hop in ("sent", "owned"):
+            saved = state[hop]
+            _expect_same_names(hop, self._held, saved)
+            for key, held in self._held.items():
+                mine = getattr(held, hop).sides[self.side]
+                if mine.shape != saved[key].shape or mine.dtype is not saved[key].dtype:
+                    raise ValueError(
+                        f"residuals of {key!r} ({hop}): expected {tuple(mine.shape)} {mine.dtype}, "
+                        f"got {tuple(saved[key].shape)} {saved[key].dtype}; world size, codec and "
+                        "residual_dtype must be those of the saved run"
+                    )
+                pairs.append((mine, saved[key]))
+        for mine, theirs in pairs:
+            mine.copy_(theirs)
+
+    def hold(self, items: Iterable[Item], rank: int) -> None:
+        """Makes residuals of zeros for items that have none yet."""
+        for item in items:
+            self._hold(item, rank)
+
+    def _hold(self, item: Item, rank: int) -> _Held:
+        if item.key not in self._held:
+            sides = 2 if self.double_buffered else 1
+            self._held[item.key] = _Held(
+                _HopStorage(item, range(len(item.bounds) - 1), self.dtype, sides),
+                _HopStorage(item, [rank], self.dtype, sides),
+            )
+        return self._held[item.key]
+
+    def _bind_chunk(self, chunk: Chunk, side: int, mode: Callable[[Item], Mode]) -> ChunkFeedback:
+        sent = self._bind_hop(chunk.wire, chunk.pieces, "sent", side, mode)
+        owned = self._bind_hop(chunk.own, chunk.own_pieces, "owned", side, mode)
+        return ChunkFeedback(sent, owned)
+
+    def _bind_hop(
+        self,
+        layout: Any,
+        pieces: Sequence[Piece],
+        hop: str,
+        side: int,
+        mode: Callable[[Item], Mode],
+    ) -> Hop | None:
+        inputs: list[Tensor | None] = []
+        outputs: list[Tensor | None] = []
+        decayed: dict[float, _Decayed] = {}
+        at = 0
+        for piece in pieces:
+            how = mode(piece.item)
+            if how is False:
+                inputs.append(None)
+                outputs.append(None)
+                continue
+            storage: _HopStorage = getattr(self._held[piece.item.key], hop)
+            old = storage.view(piece, side)
+            new = storage.view(piece, 1 - side) if self.double_buffered else old
+            inputs.append(old)
+            if how is True:
+                outputs.append(new)
+                continue
+            # What is left out goes to scratch memory first, then into the average.
+            left = self._scratch[at : at + old.numel()]
+            at += old.numel()
+            outputs.append(left)
+            group = decayed.setdefault(how, _Decayed([], [], [], how))
+            group.old.append(old)
+            group.left.append(left)
+            group.new.append(new)
+        if not isinstance(layout, Layout) or all(t is None for t in inputs):
+            return None
+        in_place = all(a is b for a, b in zip(inputs, outputs))
+        residuals = Residuals(layout, inputs, None if in_place else outputs)
+        groups = [
+            g._replace(new=g.new if self.double_buffered else g.old) for g in decayed.values()
+        ]
+        return Hop(residuals, groups)
+
+
+class _Held(NamedTuple):
+    sent: _HopStorage
+    owned: _HopStorage
+
+
+class _HopStorage:
+    """One residual of one item: a tensor for each side, and where each piece lies in it."""
+
+    def __init__(self, item: Item, owners: Iterable[int], dtype: torch.dtype, sides: int) -> None:
+        limit = piece_limit(item.codec, len(item.bounds) - 1)
+        self._codec = item.codec
+        self._ranges: dict[int, tuple[int, int, int]] = {}
+        at = 0
+        for r in owners:
+            for start, stop in cut(item.bounds[r], item.bounds[r + 1], limit):
+                size = item.codec.residual_numel(stop - start, dtype)
+                self._ranges[start] = at, at + size, stop - start
+                at += size
+        self.sides = [torch.zeros(at, dtype=dtype) for _ in range(sides)]
+
+    def view(self, piece: Piece, side: int) -> Tensor:
+        start, stop, _ = self._ranges[piece.start]
+        return self.sides[side][start:stop]
+
+    def rescale(self, side: int, factor: float) -> None:
+        stored = self.sides[side]
+        if stored.dtype is not torch.int8:
+            stored.mul_(factor)
+            return
+        for start, stop, numel in self._ranges.values():
+            part = stored[start:stop]
+            values = self._codec.read_residual(part, numel) * factor
+            kept = torch.zeros(numel, dtype=torch.bool)
+            part.copy_(self._codec.write_residual(values, kept, part))
+
+
+def checked_decay(decay: object) -> float:
+    """A decay as a float; refuses what is not between 0 and 1."""
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+        raise TypeError(
+            f"feedback: expected a decay between 0 and 1, got {arguments.describe(decay)}"
+        )
+    if not 0 < decay < 1:
+        raise ValueError(f"feedback: expected a decay between 0 and 1, got {decay}")
+    return float(decay)
+
+
+def _expect_same_names(hop: str, held: Mapping[str, object], saved: Mapping[str, object]) -> None:
+    missing, extra = sorted(set(held) - set(saved)), sorted(set(saved) - set(held))
+    if missing or extra:
+        raise ValueError(
+            f"residuals ({hop}): expected those of the same parameters, got none for "
+            f"{missing or 'none'} and unknown ones {extra or 'none'}"
+        )

@@ -1,0 +1,150 @@
+"""Transport: the bytes of one engine, over process groups that nobody else uses.
+
+Collectives of one group must be issued in one order on all ranks, so the engine has groups of its
+own: torch, DDP and the user go on with theirs. There are two, one for each hop, because whether a
+chunk's second hop comes before or after the next bucket's first one differs from rank to rank.
+They are not registered with torch.distributed: names of groups made later do not depend on them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zcomm import arguments
+
+# How long a failing rank waits for the others to say that they are alive, at most.
+_GRACE_S = 2.5
+_POLL_S = 0.05
+
+PrefixStore = dist.distributed_c10d.PrefixStore
+Done = Callable[[BaseException | None], None]
+
+
+class CommunicationError(RuntimeError):
+    """A peer died, stalled or failed. The message says where, and which rank if that is known."""
+
+
+class Channel:
+    """One process group. Collectives are issued by one thread, in the same order on all ranks."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def all_to_all(
+        self, out: Tensor, send: Tensor, out_splits: list[int], send_splits: list[int], done: Done
+    ) -> None:
+        """Starts it; `done` is called from another thread, with the error if there was one."""
+
+        def completed(future: Any) -> None:
+            try:
+                future.value()
+            except BaseException as error:
+                done(error)
+            else:
+                done(None)
+
+        work = self._group.alltoall_base(out, send, out_splits, send_splits)
+        work.get_future().add_done_callback(completed)
+
+
+class Transport:
+    """Two channels over the ranks of a group, and a way to find out which rank failed."""
+
+    def __init__(self, group: Any, name: str, timeout_s: float) -> None:
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        # The groups' own timeout leaves time to ask who failed before the deadline.
+        self.grace_s = min(_GRACE_S, timeout_s / 4)
+        self._store = PrefixStore(f"zcomm/{name}", dist.distributed_c10d._get_default_store())
+        self.reduce, self.gather = (
+            Channel(_own_group(group, self._store, hop, timeout_s - self.grace_s))
+            for hop in ("reduce", "gather")
+        )
+
+    def report(self, text: str) -> None:
+        """Tells the others that this rank failed, or gave up because another did."""
+        self._store.set(f"failed/{self.rank}", text)
+        self._store.set("failed", "")
+
+    def peer_failed(self) -> bool:
+        return bool(self._store.check(["failed"]))
+
+    def reports(self) -> tuple[dict[int, str], list[int]]:
+        """What the other ranks reported, and those that did not within the grace period."""
+        silent = [r for r in range(self.world_size) if r != self.rank]
+        found: dict[int, str] = {}
+        deadline = monotonic() + self.grace_s
+        while True:
+            for r in list(silent):
+                if self._store.check([f"failed/{r}"]):
+                    found[r] = self._store.get(f"failed/{r}").decode()
+                    silent.remove(r)
+            if not silent or monotonic() > deadline:
+                return found, silent
+            sleep(_POLL_S)
+
+
+def _own_group(group: Any, store: Any, hop: str, timeout_s: float) -> Any:
+    """A group over the same ranks. Not gloo: through torch, which must register it."""
+    timeout = timedelta(seconds=timeout_s)
+    if isinstance(_cpu_backend(group), dist.ProcessGroupGloo):
+        inner = PrefixStore(hop, store)
+        return dist.ProcessGroupGloo(
+            inner, dist.get_rank(group), dist.get_world_size(group), timeout
+        )
+    return dist.new_group(
+        dist.get_process_group_ranks(group or dist.group.WORLD),
+        timeout=timeout,
+        backend=dist.get_backend(group),
+        use_local_synchronization=True,
+    )
+
+
+def _cpu_backend(group: Any) -> Any:
+    whole: Any = group or dist.group.WORLD
+    return whole._get_backend(torch.device("cpu"))
+
+
+def group_timeout_s(group: Any) -> float:
+    """The timeout that a group was made with."""
+    timeout = getattr(getattr(_cpu_backend(group), "options", None), "_timeout", None)
+    return (timeout or dist.default_pg_timeout).total_seconds()
+
+
+def member_of(group: Any, what: str) -> tuple[int, int]:
+    """This rank in the group, and the group's size; refuses a group of others."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(f"{what}: expected torch.distributed.init_process_group() first")
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"{what}: expected a group that this rank belongs to, got another one")
+    return rank, dist.get_world_size(group)
+
+
+def expect_sendable(t: Tensor, what: str, remedy: str = "") -> None:
+    """Refuses dtypes and devices that the engine cannot send."""
+    if t.dtype not in arguments.SENT_DTYPES:
+        known = arguments.dtype_names(arguments.SENT_DTYPES)
+        raise ValueError(f"{what}: expected dtype {known}, got {t.dtype}{remedy}")
+    if t.device.type != "cpu":
+        raise ValueError(
+            f"{what}: expected a tensor on the CPU, got {t.device}; other devices are not "
+            "supported yet"
+        )
+
+
+def exchange(value: Mapping[str, str], group: Any) -> tuple[Sequence[Mapping[str, str]], str]:
+    """Every rank's value, in rank order, and a name that all ranks share and none used before."""
+    mine = (dict(value), uuid.uuid4().hex[:12])
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    return [settings for settings, _ in everyone], everyone[0][1]
