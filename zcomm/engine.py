@@ -19,13 +19,16 @@ says so, and no byte of one is ever read as that of another.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 
 import torch
@@ -33,13 +36,16 @@ from torch import Tensor
 
 from zcomm.feedback import ChunkFeedback
 from zcomm.plan import Chunk
-from zcomm.transport import Channel, CommunicationError, Transport
+from zcomm.transport import Channel, CommunicationError, Transport, Work
 from zcomm.wire import WireError
 
 # Chunks under way: one is encoded while others are on the network, in either hop.
 _SLOTS = 4
-# How often a waiting engine asks whether a peer has failed.
-_POLL_S = 0.5
+# How often a waiting engine looks at its collectives, and asks whether a peer has failed.
+_LEAST_DELAY_S, _MOST_DELAY_S = 20e-6, 1e-3
+_PEER_POLL_S = 0.5
+# What a chunk under way may take until the thread looks up.
+_STOP_S = 10.0
 
 
 @dataclass
@@ -73,7 +79,7 @@ class Job:
         verify: bool = True,
         feedback: Sequence[ChunkFeedback] | None = None,
         signature: str = "",
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[BaseException | None], None] | None = None,
     ) -> None:
         self.what, self.chunks = what, chunks
         self.source, self.target = source, target
@@ -87,7 +93,10 @@ class Job:
         self._completed = threading.Event()
 
     def complete(self, error: BaseException | None) -> None:
+        """Tells who waits; `finish` is called first, with the error if there is one."""
         self.error = error
+        if self.finish is not None:
+            self.finish(error)
         self._completed.set()
 
     def completed(self) -> bool:
@@ -102,9 +111,13 @@ class Job:
 class _Check:
     """The exchange of signatures in front of a job."""
 
+    what: str
     mine: Tensor
     everyone: Tensor
-    arrived: bool = False
+    work: Work
+
+    def __str__(self) -> str:
+        return f"{self.what}, comparison of signatures"
 
 
 class _Slot:
@@ -128,7 +141,7 @@ class _Flight:
     index: int
     slot: _Slot
     hop: str
-    arrived: bool = False
+    work: Work | None = None
 
     @property
     def chunk(self) -> Chunk:
@@ -137,17 +150,6 @@ class _Flight:
     def __str__(self) -> str:
         count = len(self.job.chunks)
         return f"{self.job.what}, {self.hop} of chunk {self.index + 1} of {count}"
-
-
-@dataclass
-class _Event:
-    """What the engine's thread waits for: a job, or the end of something on the network."""
-
-    job: Job | None = None
-    subject: _Flight | _Check | None = None
-    what: str = ""
-    error: BaseException | None = None
-    stop: bool = False
 
 
 class _Stopped(RuntimeError):
@@ -174,7 +176,7 @@ class Engine:
         self.failure: BaseException | None = None
         # A new thread would ask torch for its own count, which is not the user's.
         self._threads = threads or torch.get_num_threads()
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._submitted: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: stop
         self._lock = threading.Lock()
         self._reported = False
         self._pipeline = _Pipeline()
@@ -182,18 +184,21 @@ class Engine:
         self._shard = self._stage = torch.empty(0, dtype=torch.uint8)
         self._thread = threading.Thread(target=self._run, name="zcomm-engine", daemon=True)
         self._thread.start()
+        _running.add(self)
 
     def submit(self, job: Job) -> None:
         """Starts a job; one submitted after a failure completes at once, with that failure."""
         with self._lock:
             if self.failure is None:
-                self._events.put(_Event(job=job))
+                self._submitted.put(job)
                 return
         job.complete(self.failure)
 
     def stop(self) -> None:
         """Ends the thread. Jobs under way complete with an error."""
-        self._events.put(_Event(stop=True))
+        self._submitted.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_S)
 
     def buffer_nbytes(self) -> int:
         """Memory that the engine holds, apart from residuals."""
@@ -205,48 +210,70 @@ class Engine:
     def _run(self) -> None:
         try:
             while True:
-                self._take(self._next_event())
+                self._wait()
                 while self._advance():
-                    while not self._events.empty():
-                        self._take(self._events.get())
+                    while not self._submitted.empty():
+                        self._take(self._submitted.get())
         except BaseException as error:
             self._fail(error)
 
-    def _next_event(self) -> _Event:
-        """Waits for it; while something is on the network, looks for peers that failed."""
+    def _take(self, job: Job | None) -> None:
+        if job is None:
+            raise _Stopped("zcomm: the engine was stopped; its hook cannot be used any more")
+        self._pipeline.jobs.append(job)
+        self._pipeline.unfinished.append(job)
+
+    def _wait(self) -> None:
+        """Until there is a job, or something has arrived; looks for peers that failed.
+
+        It asks, it is not told: a callback of torch runs in a thread of gloo's, and one that comes
+        when the interpreter is on its way out ends the process with an abort.
+        """
         if not self._pipeline.unfinished:
-            return self._events.get()
-        started = perf_counter()
+            self._take(self._submitted.get())
+            return
+        started, polled = perf_counter(), 0.0
         try:
-            while True:
-                try:
-                    return self._events.get(timeout=_POLL_S)
-                except queue.Empty:
+            while not self._something_arrived():
+                waited = perf_counter() - started
+                if waited > polled + _PEER_POLL_S:
+                    polled = waited
                     if self.transport.peer_failed():
-                        raise self._communication_error(self._oldest(), None) from None
+                        raise self._communication_error(self._oldest(), None)
+                # A tenth of the wait so far: seldom late by more, and hardly ever awake.
+                delay = min(max(waited / 10, _LEAST_DELAY_S), _MOST_DELAY_S)
+                with suppress(queue.Empty):
+                    self._take(self._submitted.get(timeout=delay))
+                    return
         finally:
             self.counters.wait_s += perf_counter() - started
 
-    def _take(self, event: _Event) -> None:
-        if event.stop:
-            raise _Stopped("zcomm: the engine was stopped; its hook cannot be used any more")
-        if event.job is not None:
-            self._pipeline.jobs.append(event.job)
-            self._pipeline.unfinished.append(event.job)
-            return
-        assert event.subject is not None
-        if event.error is not None:
-            raise self._communication_error(event.what, event.error) from event.error
-        event.subject.arrived = True
+    def _something_arrived(self) -> bool:
+        p = self._pipeline
+        heads = [*islice(p.reducing, 1), *islice(p.gathering, 1)]
+        check = p.jobs[0].check if p.jobs else None
+        return any(self._arrived(x) for x in heads) or (check is not None and self._arrived(check))
+
+    def _arrived(self, under_way: _Flight | _Check) -> bool:
+        """Whether it has; raises if it failed."""
+        work = under_way.work
+        assert work is not None
+        if not work.is_completed():
+            return False
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._communication_error(str(under_way), error) from error
+        return True
 
     def _advance(self) -> bool:
         """Does one thing that can be done now, the most urgent first; False if there is none."""
         pipeline = self._pipeline
-        if pipeline.reducing and pipeline.reducing[0].arrived:
+        if pipeline.reducing and self._arrived(pipeline.reducing[0]):
             self._sum(pipeline.reducing.popleft())
         elif pipeline.jobs and self._can_start(pipeline.jobs[0]):
             self._start(pipeline.jobs[0])
-        elif pipeline.gathering and pipeline.gathering[0].arrived:
+        elif pipeline.gathering and self._arrived(pipeline.gathering[0]):
             self._decode(pipeline.gathering.popleft())
         else:
             return False
@@ -255,7 +282,7 @@ class Engine:
     def _can_start(self, job: Job) -> bool:
         if job.check is None:
             return True
-        return job.check.arrived and (bool(self._pipeline.free) or not job.chunks)
+        return self._arrived(job.check) and (bool(self._pipeline.free) or not job.chunks)
 
     def _start(self, job: Job) -> None:
         """The check first; then the next chunk's encoding and its first hop."""
@@ -340,7 +367,7 @@ class Engine:
             hop.settle()
         self._rows(flight).copy_(own)
         self.counters.encode_s += perf_counter() - started
-        flight.hop, flight.arrived = "all-gather", False
+        flight.hop = "all-gather"
         self._pipeline.gathering.append(flight)
         others, rows = slot.wire[: chunk.others_nbytes], slot.rows[: chunk.rows_nbytes]
         splits = chunk.frame_splits, chunk.row_splits
@@ -378,10 +405,8 @@ class Engine:
             self._finish(flight.job)
 
     def _finish(self, job: Job) -> None:
-        self._pipeline.unfinished.remove(job)
-        if job.finish is not None:
-            job.finish()
         job.complete(None)
+        self._pipeline.unfinished.remove(job)
 
     def _issue(
         self,
@@ -393,12 +418,7 @@ class Engine:
         send_splits: list[int],
     ) -> None:
         self.counters.wire_bytes += send.numel()
-        what = str(flight)
-
-        def done(error: BaseException | None) -> None:
-            self._events.put(_Event(None, flight, what, error))
-
-        channel.all_to_all(out, send, out_splits, send_splits, done)
+        flight.work = channel.all_to_all(out, send, out_splits, send_splits)
 
     # Checks.
 
@@ -406,13 +426,9 @@ class Engine:
         digest = hashlib.blake2b(job.signature.encode(), digest_size=8).digest()
         value = int.from_bytes(digest, "little", signed=True)
         mine = torch.full((self.transport.world_size,), value)
-        check = job.check = _Check(mine, torch.empty_like(mine))
-        ones, what = [1] * mine.numel(), f"{job.what}, comparison of signatures"
-
-        def done(error: BaseException | None) -> None:
-            self._events.put(_Event(None, check, what, error))
-
-        self.transport.reduce.all_to_all(check.everyone, mine, ones, ones, done)
+        everyone, ones = torch.empty_like(mine), [1] * mine.numel()
+        work = self.transport.reduce.all_to_all(everyone, mine, ones, ones)
+        job.check = _Check(job.what, mine, everyone, work)
 
     def _compare(self, job: Job) -> None:
         assert job.check is not None
@@ -486,10 +502,10 @@ class Engine:
         with self._lock:
             self.failure = error
             left = list(self._pipeline.unfinished)
-            while not self._events.empty():
-                event = self._events.get()
-                if event.job is not None:
-                    left.append(event.job)
+            while not self._submitted.empty():
+                left += filter(None, [self._submitted.get()])
+        if left:
+            self.transport.abandon()
         for job in left:
             job.complete(error)
 
@@ -514,6 +530,16 @@ class Engine:
         others = chunk.numel - chunk.own.numel if job.reduce else 0
         copies = chunk.own.numel * (self.transport.world_size - 1) if job.gather else 0
         return (others + copies) * job.target.element_size()
+
+
+_running: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """A thread that comes back from native code while Python is on its way out would abort."""
+    for engine in list(_running):
+        engine.stop()
 
 
 def _grown(buffer: Tensor, nbytes: int) -> Tensor:

@@ -24,7 +24,7 @@ from zcomm.transport import Transport, exchange, expect_sendable, group_timeout_
 
 _STATE_VERSION = 1
 _IGNORE = (
-    "; exclude it with "
+    "; or exclude it with "
     "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [name])"
 )
 
@@ -158,8 +158,6 @@ class Compressor:
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._used: set[tuple[int, ...]] = set()
         self._jobs: list[Job] = []
-        self._futures: list[tuple[Any, Tensor]] = []
-        self._in_backward = False
 
     def _meet(self, group: Any) -> Engine | None:
         """Compares settings with all ranks, and makes the engine."""
@@ -178,6 +176,7 @@ class Compressor:
     def reduce(self, bucket: Any) -> Any:
         """Hands a bucket to the engine; the future holds it when all ranks' mean is in place."""
         buffer: Tensor = bucket.buffer()
+        arguments.expect_tensor(buffer, "bucket")
         future: Any = torch.futures.Future()
         if bucket.index() == 0:
             self._begin_step()
@@ -185,7 +184,7 @@ class Compressor:
             future.set_result(buffer)
         else:
             self._submit(bucket, buffer, future)
-        if bucket.is_last() and not self._in_backward:
+        if bucket.is_last() and not _at_end_of_backward(self._before_ddp_is_done):
             # A rank that has joined (torch's Join) plays its part outside of backward().
             self._end_step()
             self._raise_failure()
@@ -198,17 +197,18 @@ class Compressor:
         self._used.clear()
         if self._scaler is not None:
             self._follow_scale()
-        self._in_backward = _at_end_of_backward(self._before_ddp_is_done)
 
     def _submit(self, bucket: Any, buffer: Tensor, future: Any) -> None:
         assert self.engine is not None
         plan = self._plan(bucket, buffer)
         feedback = plan.feedback[self.feedback.side] if plan.feedback else None
 
-        def finish() -> None:
-            if self._scaler is not None and not _all_finite(buffer):
+        def finish(error: BaseException | None) -> None:
+            # DDP waits for the future in any case; the error is raised when DDP is done.
+            if error is None and self._scaler is not None and not _all_finite(buffer):
                 self._finite = False
-            future.set_result(buffer)
+            if not future.done():
+                future.set_result(buffer)
 
         job = Job(
             f"bucket {bucket.index()} of step {self.step}",
@@ -225,7 +225,6 @@ class Compressor:
             finish=finish,
         )
         self._jobs.append(job)
-        self._futures.append((future, buffer))
         self.engine.submit(job)
 
     def _before_ddp_is_done(self) -> None:
@@ -239,13 +238,9 @@ class Compressor:
             _at_end_of_backward(self._raise_failure)
 
     def _wait(self) -> None:
-        """Until the engine has completed all buckets, or failed; futures are done in any case."""
+        """Until the engine has completed all buckets, or failed."""
         for job in self._jobs:
             job.wait()
-        for future, buffer in self._futures:
-            if not future.done():
-                future.set_result(buffer)
-        self._futures.clear()
 
     def _end_step(self) -> None:
         self._wait()
@@ -277,7 +272,7 @@ class Compressor:
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
             # Where it lies in memory, whatever order DDP has put it in.
             offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
-            item = self._items[self._names[id(parameter)]]._replace(offset=offset)
+            item = self._items[self._name(parameter)]._replace(offset=offset)
             items.append(item._replace(codec=PLAIN) if warming_up or raw else item)
         chunk_numel = self.settings.chunk_numel // (2 if raw else 1)
         chunks = make_chunks(items, self.rank, self.world_size, chunk_numel, raw)
@@ -287,6 +282,16 @@ class Compressor:
         specs = ", ".join(sorted({item.codec.spec for item in items}))
         name = f"{len(items)} parameters, {buffer.numel()} {buffer.dtype} elements as {specs}"
         return _Plan(chunks, bound, name)
+
+    def _name(self, parameter: Tensor) -> str:
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise ValueError(
+                f"bucket: expected parameters that had requires_grad when the hook met the model, "
+                f"got another one, {arguments.describe(parameter)}; freeze parameters before "
+                "wrapping the model, and use one HookState for one model"
+            )
+        return name
 
     def _mode(self, item: Item) -> Mode:
         return self.settings.mode(item.codec)
@@ -363,6 +368,13 @@ def _trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     }
     for name, p in named.items():
         expect_sendable(p, f"parameter {name!r}", _IGNORE)
+    for prefix, module in ddp.module.named_modules():
+        name = f"{prefix}.weight" if prefix else "weight"
+        if getattr(module, "sparse", False) is True and name in named:
+            raise ValueError(
+                f"parameter {name!r}: expected dense gradients, got a "
+                f"{type(module).__name__}(sparse=True); use sparse=False{_IGNORE}"
+            )
     return named
 
 

@@ -8,11 +8,12 @@ They are not registered with torch.distributed: names of groups made later do no
 
 from __future__ import annotations
 
+import ctypes
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,13 @@ _GRACE_S = 2.5
 _POLL_S = 0.05
 
 PrefixStore = dist.distributed_c10d.PrefixStore
-Done = Callable[[BaseException | None], None]
+
+
+class Work(Protocol):
+    """What torch returns for a collective that has been started."""
+
+    def is_completed(self) -> bool: ...
+    def wait(self) -> object: ...
 
 
 class CommunicationError(RuntimeError):
@@ -39,20 +46,19 @@ class Channel:
         self._group = group
 
     def all_to_all(
-        self, out: Tensor, send: Tensor, out_splits: list[int], send_splits: list[int], done: Done
-    ) -> None:
-        """Starts it; `done` is called from another thread, with the error if there was one."""
+        self, out: Tensor, send: Tensor, out_splits: list[int], send_splits: list[int]
+    ) -> Work:
+        """Starts it."""
+        work: Work = self._group.alltoall_base(out, send, out_splits, send_splits)
+        return work
 
-        def completed(future: Any) -> None:
-            try:
-                future.value()
-            except BaseException as error:
-                done(error)
-            else:
-                done(None)
+    def abandon(self) -> None:
+        """Lets the group outlive all that knows it.
 
-        work = self._group.alltoall_base(out, send, out_splits, send_splits)
-        work.get_future().add_done_callback(completed)
+        gloo cannot cancel what is under way, and the end of a group waits for it: up to the
+        timeout, in whatever thread drops the last reference, or at the end of the process.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
 
 class Transport:
@@ -69,6 +75,10 @@ class Transport:
             Channel(_own_group(group, self._store, hop, timeout_s - self.grace_s))
             for hop in ("reduce", "gather")
         )
+
+    def abandon(self) -> None:
+        self.reduce.abandon()
+        self.gather.abandon()
 
     def report(self, text: str) -> None:
         """Tells the others that this rank failed, or gave up because another did."""
