@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from time import perf_counter
+from time import perf_counter, sleep
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from zcomm.wire import WireError
 # Chunks under way: one is encoded while others are on the network, in either hop.
 _SLOTS = 4
 # How often a waiting engine looks at its collectives, and asks whether a peer has failed.
-_LEAST_DELAY_S, _MOST_DELAY_S = 20e-6, 1e-3
+_LEAST_DELAY_S, _MOST_DELAY_S = 20e-6, 0.5e-3
 _PEER_POLL_S = 0.5
 # What a chunk under way may take until the thread looks up.
 _STOP_S = 10.0
@@ -241,9 +241,10 @@ class Engine:
                     if self.transport.peer_failed():
                         raise self._communication_error(self._oldest(), None)
                 # A tenth of the wait so far: seldom late by more, and hardly ever awake.
-                delay = min(max(waited / 10, _LEAST_DELAY_S), _MOST_DELAY_S)
-                with suppress(queue.Empty):
-                    self._take(self._submitted.get(timeout=delay))
+                # (SimpleQueue.get with a short timeout may wait for ever in Python 3.11.)
+                sleep(min(max(waited / 10, _LEAST_DELAY_S), _MOST_DELAY_S))
+                if not self._submitted.empty():
+                    self._take(self._submitted.get())
                     return
         finally:
             self.counters.wait_s += perf_counter() - started
@@ -329,9 +330,10 @@ class Engine:
 
     def _sum(self, flight: _Flight) -> None:
         """The sum of this rank's frames: the result, or what the second hop encodes."""
-        job, chunk = flight.job, flight.chunk
+        job, chunk, slot = flight.job, flight.chunk, flight.slot
         started = perf_counter()
-        frames = list(self._rows(flight).unbind(0))
+        rows, nbytes = slot.rows, chunk.own_nbytes
+        frames = [rows[r * nbytes : (r + 1) * nbytes] for r in range(self.transport.world_size - 1)]
         frames.insert(self.transport.rank, self._own_frame(flight))
         direct = not job.gather and job.target.dtype is chunk.sum_dtype
         part = job.target[chunk.shard_offset : chunk.shard_offset + chunk.own.numel]
