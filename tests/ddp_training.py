@@ -93,7 +93,7 @@ class Books:
         for name, p in self.named.items():
             if counts:
                 self.given[name] += self.new[name] / scale
-                self.size[name] += self.new[name].abs().amax(0).item() / scale
+                self.size[name] += self.new[name].norm(torch.inf).item() / scale
                 if p.grad is not None:
                     self.got[name] += in_memory_order(p.grad, p) / scale
             self.new[name].zero_()
@@ -110,7 +110,7 @@ class Books:
         for name, got in self.got.items():
             mean = sum(given[name] for given, *_ in ranks) / len(ranks)
             size = sum(sizes[name] for _, sizes, *_ in ranks) / len(ranks)
-            error = (got + held_back(ranks, name) - mean).abs().max().item()
+            error = (got + held_back(ranks, name) - mean).norm(torch.inf).item()
             worst = max(worst, error / size if size else error)
         return worst
 

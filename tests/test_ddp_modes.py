@@ -113,7 +113,6 @@ SCENARIOS = {
     "zeroed": Scenario(Net, {}, {"set_to_none": False}),
     "no_sync": Scenario(Net, FEW, {"accumulate": 3}),
     "no_sync, bucket views": Scenario(Net, VIEWS, {"accumulate": 2}),
-    "no_sync, static graph": Scenario(Net, STATIC, {"accumulate": 2}),
     "batch norm": Scenario(convolutions, {}, IMAGES),
     "channels last": Scenario(channels_last, {}, IMAGES),
     "channels last, bucket views": Scenario(channels_last, VIEWS, IMAGES),
