@@ -1,7 +1,8 @@
-"""The Python in the documentation runs."""
+"""The Python in the documentation runs: plain blocks here, those marked ranks=2 under torchrun."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,18 +11,51 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [
-    path
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
-    if BLOCK.search(path.read_text())
-]
+PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def blocks(page: Path, mark: str) -> list[str]:
+    fence = re.compile(rf"^```{mark}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return fence.findall(page.read_text())
+
+
+def run(command: list[str], folder: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def torchrun(script: Path) -> None:
+    # A free port of the machine's choice: tests run side by side.
+    options = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    run([sys.executable, "-P", "-m", "torch.distributed.run", *options, str(script)], script.parent)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if blocks(p, "python")], ids=lambda path: path.name
+)
 def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}.py"
-    script.write_text("\n".join(BLOCK.findall(page.read_text())))
-    command = [sys.executable, "-I", str(script)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, f"{page.name}:\n{result.stderr}"
+    script.write_text("\n".join(blocks(page, "python")))
+    run([sys.executable, "-I", str(script)], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if blocks(p, "python ranks=2")], ids=lambda path: path.name
+)
+def test_blocks_for_ranks_run_in_order(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text("\n".join(blocks(page, "python ranks=2")))
+    torchrun(script)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_quick_start_runs_as_written(side: str, tmp_path: Path) -> None:
+    (diff,) = blocks(ROOT / "README.md", "diff ranks=2")
+    lines = diff.splitlines()
+    assert sum(line.startswith("+") for line in lines) == 2
+    assert all(line[:1] in ("", " ", "+") for line in lines)
+    kept = [line[1:] for line in lines if side == "after" or not line.startswith("+")]
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(kept))
+    torchrun(script)

@@ -26,6 +26,8 @@ def compress(
     if one is used. Other settings: see zcomm.Settings.
     """
     model = _model(ddp)
+    # A copy of a model with a hook has none, but still the list.
+    model._comm_hooks[:] = [(h, s) for h, s in model._comm_hooks if not getattr(s, "is_copy", 0)]
     if model._comm_hooks:
         names = ", ".join(getattr(h, "__qualname__", repr(h)) for h, _ in model._comm_hooks)
         raise ValueError(

@@ -63,6 +63,11 @@ class HookState:
         self.settings = Settings(codec=codec, **settings)
         self.scaler = _checked_scaler(scaler)
         self._compressor: Compressor | None = None
+        self.is_copy = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # DDP is copied and saved with its hook's state, but the copy has no hook.
+        return {**self.__dict__, "_compressor": None, "is_copy": True}
 
     @property
     def handle(self) -> Handle:
@@ -330,6 +335,12 @@ class Compressor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         mine = self.state_dict()
+        if not isinstance(state, Mapping) or set(state) != set(mine):
+            got = sorted(state) if isinstance(state, Mapping) else arguments.describe(state)
+            raise ValueError(
+                f"rank {self.rank}: load_state_dict: expected what handle.state_dict() returned, a "
+                f"dict with {sorted(mine)}, got {got}"
+            )
         for field in ("version", "world_size", "rank", "codecs"):
             if state[field] != mine[field]:
                 expected, got = _difference(mine[field], state[field])
@@ -361,15 +372,16 @@ def _at_end_of_backward(callback: Any) -> bool:
 def _trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     """The parameters that DDP reduces, by name; refuses those that zcomm cannot send."""
     ignored = getattr(ddp, "parameters_to_ignore", ())
+    # torch.compile's wrapper adds to the names; patterns and saved states should not see it.
     named = {
-        name: p
+        name.replace("_orig_mod.", ""): p
         for name, p in ddp.module.named_parameters()
         if p.requires_grad and name not in ignored
     }
     for name, p in named.items():
         expect_sendable(p, f"parameter {name!r}", _IGNORE)
     for prefix, module in ddp.module.named_modules():
-        name = f"{prefix}.weight" if prefix else "weight"
+        name = f"{prefix}.weight".lstrip(".").replace("_orig_mod.", "")
         if getattr(module, "sparse", False) is True and name in named:
             raise ValueError(
                 f"parameter {name!r}: expected dense gradients, got a "
