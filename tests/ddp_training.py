@@ -93,7 +93,7 @@ class Books:
         for name, p in self.named.items():
             if counts:
                 self.given[name] += self.new[name] / scale
-                self.size[name] += self.new[name].norm(torch.inf).item() / scale
+                self.size[name] += largest(self.new[name]) / scale
                 if p.grad is not None:
                     self.got[name] += in_memory_order(p.grad, p) / scale
             self.new[name].zero_()
@@ -110,7 +110,7 @@ class Books:
         for name, got in self.got.items():
             mean = sum(given[name] for given, *_ in ranks) / len(ranks)
             size = sum(sizes[name] for _, sizes, *_ in ranks) / len(ranks)
-            error = (got + held_back(ranks, name) - mean).norm(torch.inf).item()
+            error = largest(got + held_back(ranks, name) - mean)
             worst = max(worst, error / size if size else error)
         return worst
 
@@ -119,6 +119,10 @@ def in_memory_order(t: Tensor, parameter: Tensor) -> Tensor:
     """All elements in the order of the parameter's memory, which is that of residuals, as fp64."""
     order = sorted(range(t.dim()), key=lambda d: -parameter.stride(d))
     return t.detach().permute(order).reshape(-1).double()
+
+
+def largest(t: Tensor) -> float:
+    return t.abs().max().item() if t.numel() else 0.0
 
 
 def held_back(ranks: list[Any], name: str) -> Tensor | float:

@@ -10,8 +10,8 @@ from ranks import run_ranks
 STEPS = 60
 WINDOWS = 256  # held out
 # About three times the largest difference of three seeds: 0.04% for int8, 0.3% for lm4. Hooks that
-# are wrong on purpose: only rank 0's gradients +7%, gradients one step late +17%. But a tenth of the
-# elements lost is only +0.2%, and AdamW with clipping does not see a scale: exact tests are needed.
+# were wrong on purpose: only rank 0's gradients +7%, gradients one step late +17%. But a tenth of
+# the elements lost is only +0.2%, and AdamW does not see a scale: those are for the exact tests.
 BOUNDS = {"int8": 0.0015, "lm4": 0.01}
 
 

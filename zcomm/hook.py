@@ -336,7 +336,7 @@ class Compressor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         mine = self.state_dict()
         if not isinstance(state, Mapping) or set(state) != set(mine):
-            got = sorted(state) if isinstance(state, Mapping) else arguments.describe(state)
+            got = str(sorted(state)) if isinstance(state, Mapping) else arguments.describe(state)
             raise ValueError(
                 f"rank {self.rank}: load_state_dict: expected what handle.state_dict() returned, a "
                 f"dict with {sorted(mine)}, got {got}"

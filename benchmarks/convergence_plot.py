@@ -1,0 +1,150 @@
+"""The figure of convergence.py, as an SVG that needs nothing else to be shown."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 900, 400
+TOP, BOTTOM = 50, 350
+LEFT_PANEL = (100, 420)
+RIGHT_PANEL = (510, 790)
+# Okabe and Ito's colours: they differ for colour-blind readers too.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000")
+TICKS = (-1, 0, 0.5, 1, 2, 4, 8, 16, 32)
+SMOOTHED_STEPS = 20
+
+Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Dots:
+    """One codec with one kind of feedback: its difference to fp32 in %, for each seed."""
+
+    codec: str
+    feedback: str
+    differences: Sequence[float]
+
+
+def draw(rows: Sequence[Dots], curves: dict[str, list[float]]) -> str:
+    """Left, how far each codec and feedback is from fp32; right, the loss over the steps."""
+    parts = [*draw_differences(rows), *draw_curves(curves)]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+            'font-family="sans-serif" font-size="12">',
+            '<rect width="100%" height="100%" fill="white"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def draw_differences(rows: Sequence[Dots]) -> Iterable[str]:
+    codecs = list(dict.fromkeys(row.codec for row in rows))
+    feedbacks = list(dict.fromkeys(row.feedback for row in rows))
+    values = [value for row in rows for value in row.differences if math.isfinite(value)]
+    low, high = min(0.0, *values), max(1.0, *values)
+    x = scale(low, high, *LEFT_PANEL, shape=signed_log)
+    pitch = (BOTTOM - TOP) / max(1, len(codecs))
+    yield text(LEFT_PANEL[0], 20, "Held-out loss against fp32 DDP, %, by feedback", weight="bold")
+    for tick in TICKS:
+        if low <= tick <= high:
+            yield line(x(tick), TOP, x(tick), BOTTOM, "#999" if tick == 0 else "#ddd")
+            yield text(x(tick), BOTTOM + 16, f"{tick:g}", anchor="middle")
+    note = "logarithmic beyond 1; dot: mean, line: range of the seeds"
+    yield text(LEFT_PANEL[0], BOTTOM + 36, note)
+    for i, codec in enumerate(codecs):
+        yield text(LEFT_PANEL[0] - 10, TOP + (i + 0.5) * pitch + 4, codec, anchor="end")
+    for row in rows:
+        which = feedbacks.index(row.feedback)
+        y = TOP + (codecs.index(row.codec) + (which + 1) / (len(feedbacks) + 1)) * pitch
+        mean = statistics.fmean(row.differences)
+        if math.isfinite(mean):  # else it diverged: no dot
+            ends = x(min(row.differences)), x(max(row.differences))
+            yield line(ends[0], y, ends[1], y, COLOURS[which], 1.5)
+            yield dot(x(mean), y, COLOURS[which])
+    for which, name in enumerate(feedbacks):
+        at = LEFT_PANEL[0] + 110 * which
+        yield dot(at + 4, 36, COLOURS[which])
+        yield text(at + 12, 40, name)
+
+
+def draw_curves(curves: dict[str, list[float]]) -> Iterable[str]:
+    smooth = {name: smoothed(curve) for name, curve in curves.items()}
+    ends = [curve[-1] for curve in smooth.values()]
+    low, high = 0.97 * min(ends), 3.5
+    steps = max(len(curve) for curve in curves.values())
+    x = scale(0, steps, *RIGHT_PANEL)
+    y = scale(low, high, BOTTOM, TOP)
+    yield text(RIGHT_PANEL[0], 20, "Training loss over the steps", weight="bold")
+    for tick in (2.0, 2.25, 2.5, 2.75, 3.0, 3.25, 3.5):
+        if low <= tick:
+            yield line(RIGHT_PANEL[0], y(tick), RIGHT_PANEL[1], y(tick), "#ddd")
+            yield text(RIGHT_PANEL[0] - 6, y(tick) + 4, f"{tick:g}", anchor="end")
+    for step in range(0, steps + 1, 50 * math.ceil(steps / 400)):
+        yield text(x(step), BOTTOM + 16, str(step), anchor="middle")
+    yield text(RIGHT_PANEL[0], BOTTOM + 36, f"mean of the seeds and of {SMOOTHED_STEPS} steps")
+    label_ys = apart([y(end) for end in ends], 15)
+    for (name, curve), label_y, colour in zip(smooth.items(), label_ys, itertools.cycle(COLOURS)):
+        first = SMOOTHED_STEPS / 2  # the middle of the steps that a point is the mean of
+        points = [(x(i + first), y(loss)) for i, loss in enumerate(curve) if loss <= high]
+        yield polyline(points, colour)
+        yield text(RIGHT_PANEL[1] + 6, label_y + 4, name, colour=colour)
+
+
+def smoothed(curve: Sequence[float]) -> list[float]:
+    sums = [0.0, *itertools.accumulate(curve)]
+    return [(b - a) / SMOOTHED_STEPS for a, b in zip(sums, sums[SMOOTHED_STEPS:])]
+
+
+def apart(positions: Sequence[float], gap: float) -> list[float]:
+    """The positions, moved up as far as needed for labels that do not overlap."""
+    placed = list(positions)
+    order = sorted(range(len(placed)), key=lambda i: -placed[i])
+    for lower, upper in zip(order, order[1:]):
+        placed[upper] = min(placed[upper], placed[lower] - gap)
+    return placed
+
+
+def signed_log(value: float) -> float:
+    """Nearly linear up to 1%, logarithmic beyond."""
+    return math.copysign(math.log1p(abs(value)), value)
+
+
+def scale(
+    low: float, high: float, start: float, end: float, shape: Scale = lambda value: value
+) -> Scale:
+    first, span = shape(low), shape(high) - shape(low)
+    return lambda value: start + (end - start) * (shape(value) - first) / span
+
+
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'
+
+
+def dot(x: float, y: float, colour: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
+
+
+def polyline(points: Iterable[tuple[float, float]], colour: str) -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "start",
+    colour: str = "#222",
+    weight: str = "normal",
+) -> str:
+    style = f'text-anchor="{anchor}" fill="{colour}" font-weight="{weight}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'

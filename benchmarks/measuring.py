@@ -1,0 +1,96 @@
+"""What the benchmarks that run several ranks share: options, medians, bars, tables, JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hosts
+import machine
+
+LOOPBACK = "loopback"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A measured value and its bar: the least it may be, or the most."""
+
+    name: str
+    measured: float
+    bar: float
+    most: bool = False
+
+    @property
+    def missed(self) -> bool:
+        # Written so that NaN is a miss.
+        return not (self.measured <= self.bar if self.most else self.measured >= self.bar)
+
+    def __str__(self) -> str:
+        words = f"{self.name}: {self.measured:.3g}, bar: at {'most' if self.most else 'least'}"
+        return f"{words} {self.bar:g}{'  MISSED' if self.missed else ''}"
+
+
+def add_options(parser: argparse.ArgumentParser, rounds: int) -> None:
+    parser.add_argument(
+        "--codecs", nargs="*", default=["none", "int8", "lm4"], help="may be empty: torch's rows"
+    )
+    parser.add_argument("--rate", help="of the hosts' links, in the words of tc: 1gbit")
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds whose median counts")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
+
+
+def check_link(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if bool(args.hosts) != bool(args.rate):
+        parser.error("expected --hosts and --rate, or neither")
+    try:
+        hosts.bits_per_s(args.rate or "1gbit")
+    except ValueError as error:
+        parser.error(f"--rate: {error}")
+    if args.hosts:
+        hosts.require_tools()
+
+
+def link(rate: str | None) -> str:
+    return rate.lower() if rate else LOOPBACK
+
+
+def median_ratio(over: Iterable[float], under: Iterable[float]) -> float:
+    return statistics.median(a / b for a, b in zip(over, under))
+
+
+def digest(x: Tensor) -> int:
+    """Equal for equal bits. Not the other way round, but nearly."""
+    return int(x.view(torch.int32).sum(dtype=torch.int64))
+
+
+def print_about(about: dict[str, Any]) -> None:
+    print(" · ".join(f"{key} {value}" for key, value in about.items()), flush=True)
+
+
+def finish(
+    args: argparse.Namespace, about: dict[str, Any], rows: Sequence[Any], checked: list[Checked]
+) -> int:
+    """Prints the bars, writes the JSON and gives the exit code."""
+    for one in checked:
+        print(one)
+    if args.json:
+        results = {
+            "rows": [asdict(row) for row in rows],
+            "bars": [asdict(one) | {"missed": one.missed} for one in checked],
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(about | results, indent=2) + "\n")
+    return 1 if args.check and any(one.missed for one in checked) else 0
+
+
+def about(**settings: Any) -> dict[str, Any]:
+    return machine.describe() | settings

@@ -1,0 +1,290 @@
+"""What communication adds to a training step: plain DDP, DDP with zcomm, DDP that does not send.
+
+A stack of 25M parameters, AdamW, random data. Each row has its own DDP over an equal model, and the
+rows take turns of a few steps. The time of a turn is that of the slowest rank; a time is the median
+of the rounds, a speed-up the median of the rounds' own ratios.
+
+    exposed = a step − the step whose hook does nothing, in the same round
+
+Usage: python benchmarks/training_step.py [--hosts 2 --rate 1gbit] [--codecs none int8 lm4]
+       [--rounds R] [--steps S] [--check] [--json F]
+       python benchmarks/training_step.py --memory [--check] [--json F]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import hosts
+import measuring
+import zcomm
+from measuring import LOOPBACK, Checked
+
+PLAIN, NOTHING = "plain DDP", "nothing"
+WIDTH, LAYERS = 512, 8
+BATCH, TOKENS = 2, 16  # backward takes 70 to 100 ms on one core of an AMD EPYC (Zen 3)
+WARM_UP_STEPS = 3  # DDP arranges its buckets anew in the second
+BUCKET_CAP_MB = 25  # DDP's default
+STATS = ("raw_bytes", "wire_bytes", "ratio", "encode_s", "wait_s", "decode_s", "exposed_s", "steps")
+
+# Least speed-up and greatest share of plain DDP's exposed time: by codec, link and ranks.
+BARS = {
+    ("lm4", "1gbit", 2): {"speedup": 2.5, "exposed_share": 0.15},
+    ("int8", LOOPBACK, 2): {"speedup": 1.0},
+}
+MEMORY_CODEC = "lm4"
+MEMORY_STEPS = (100, 1000)
+MEMORY_GROWTH_MB = 2.0
+BUFFERS_MB = 2 * BUCKET_CAP_MB
+
+
+def stack() -> nn.Module:
+    """25.2M parameters in 96 tensors."""
+    layer = nn.TransformerEncoderLayer(
+        WIDTH, nhead=8, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+    )
+    return nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+
+
+# DDP refuses a hook with annotations that are strings, as they are in this file.
+def do_nothing(_, bucket):  # type: ignore[no-untyped-def]
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+class Training:
+    """One row: a model, its DDP and its optimizer. `way` is a codec, PLAIN or NOTHING."""
+
+    def __init__(self, way: str, model: nn.Module, batch: Tensor) -> None:
+        self.batch = batch
+        self.ddp = DDP(model, bucket_cap_mb=BUCKET_CAP_MB)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        self.handle: Any = None
+        if way == NOTHING:
+            self.ddp.register_comm_hook(None, do_nothing)
+        elif way != PLAIN:
+            self.handle = zcomm.compress(self.ddp, codec=way)
+
+    def step(self) -> None:
+        self.ddp(self.batch).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def digest(self) -> int:
+        return sum(measuring.digest(parameter.detach()) for parameter in self.ddp.parameters())
+
+    def stats(self) -> dict[str, float]:
+        if self.handle is None:
+            return {}
+        stats = self.handle.stats()
+        return {name: getattr(stats, name) for name in STATS}
+
+
+def training_of_stack(way: str, rank: int) -> Training:
+    torch.manual_seed(0)  # the same model in every row
+    model = stack()
+    torch.manual_seed(rank)
+    return Training(way, model, torch.randn(BATCH, TOKENS, WIDTH))
+
+
+class Turn(NamedTuple):
+    """A few steps of one row on one rank; both values are per step."""
+
+    s: float
+    sent: float
+
+
+class Outcome(NamedTuple):
+    """One row on one rank."""
+
+    turns: list[Turn]
+    digest: int
+    stats: dict[str, float]
+
+
+def take_turn(training: Training, steps: int) -> Turn:
+    sent = hosts.sent_bytes()
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(steps):
+        training.step()
+    s = time.perf_counter() - start
+    dist.barrier()
+    return Turn(s / steps, (hosts.sent_bytes() - sent) / steps)
+
+
+def measure(
+    rank: int, world_size: int, ways: list[str], rounds: int, steps: int
+) -> dict[str, Outcome]:
+    """Runs on every rank."""
+    trainings = {way: training_of_stack(way, rank) for way in ways}
+    for training in trainings.values():
+        take_turn(training, WARM_UP_STEPS)
+    turns = [{way: take_turn(trainings[way], steps) for way in ways} for _ in range(rounds)]
+    return {
+        way: Outcome([turn[way] for turn in turns], training.digest(), training.stats())
+        for way, training in trainings.items()
+    }
+
+
+@dataclass(frozen=True)
+class Row:
+    way: str
+    ranks: int
+    link: str
+    ms: float
+    speedup: float  # against plain DDP
+    exposed_ms: float
+    exposed_share: float  # of plain DDP's exposed time
+    sent_mb: float  # per rank and step
+    replicas_agree: bool
+    stats: dict[str, float]  # of rank 0
+
+
+def rows_of(by_rank: list[dict[str, Outcome]], link: str) -> Iterator[Row]:
+    ways = list(by_rank[0])
+    slowest = {
+        way: [max(turn.s for turn in turns) for turns in zip(*(one[way].turns for one in by_rank))]
+        for way in ways
+    }
+    exposed = {
+        way: statistics.median(s - base for s, base in zip(slowest[way], slowest[NOTHING]))
+        for way in ways
+    }
+    for way in ways:
+        outcomes = [one[way] for one in by_rank]
+        yield Row(
+            way=way,
+            ranks=len(by_rank),
+            link=link,
+            ms=1e3 * statistics.median(slowest[way]),
+            speedup=measuring.median_ratio(slowest[PLAIN], slowest[way]),
+            exposed_ms=1e3 * exposed[way],
+            # Not by rounds: a difference can be close to 0 in one of them.
+            exposed_share=exposed[way] / exposed[PLAIN],
+            sent_mb=statistics.median(turn.sent for one in outcomes for turn in one.turns) / 1e6,
+            replicas_agree=len({one.digest for one in outcomes}) == 1,
+            stats=outcomes[0].stats,
+        )
+
+
+def checked(row: Row) -> Iterator[Checked]:
+    name = f"{row.way}, {row.ranks} ranks, {row.link}"
+    bars = BARS.get((row.way, row.link, row.ranks), {})
+    if "speedup" in bars:
+        yield Checked(f"{name}: speed-up", row.speedup, bars["speedup"])
+    if "exposed_share" in bars:
+        yield Checked(
+            f"{name}: share of plain's exposed time",
+            row.exposed_share,
+            bars["exposed_share"],
+            most=True,
+        )
+    if row.way != NOTHING and not row.replicas_agree:
+        yield Checked(f"{name}: replicas agree", 0, 1)
+
+
+def print_rows(rows: list[Row]) -> None:
+    print(f"{'':12} {'ms':>8} {'speed-up':>9} {'exposed ms':>11} {'of plain':>9} {'MB sent':>8}")
+    for row in rows:
+        numbers = f"{row.ms:8.1f} {row.speedup:9.2f} {row.exposed_ms:11.1f}"
+        print(f"{row.way:12} {numbers} {row.exposed_share:9.2f} {row.sent_mb:8.1f}")
+
+
+def rss_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measure_rss(rank: int, world_size: int, way: str) -> list[float]:
+    """Runs on every rank: MB of the process after so many steps of a small model."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    training = Training(way, model, torch.randn(4, 256))
+    after = []
+    for step in range(1, MEMORY_STEPS[-1] + 1):
+        training.step()
+        if step in MEMORY_STEPS:
+            after.append(rss_mb())
+    return after
+
+
+def measure_buffers(rank: int, world_size: int, codecs: list[str]) -> dict[str, list[float]]:
+    """Runs on every rank: MiB of zcomm's buffers after each of the first steps."""
+    sizes: dict[str, list[float]] = {}
+    for codec in codecs:
+        training = training_of_stack(codec, rank)
+        sizes[codec] = []
+        for _ in range(WARM_UP_STEPS + 1):
+            training.step()
+            sizes[codec].append(training.handle.buffer_nbytes() / 2**20)
+    return sizes
+
+
+def rss_checked(where: dict[str, Any], ranks: int) -> Iterator[Checked]:
+    """Plain DDP, which has no bar, shows what torch's own allocations do."""
+    for way in (PLAIN, MEMORY_CODEC):
+        for rank, after in enumerate(hosts.run(ranks, measure_rss, way, **where)):
+            at = ", ".join(f"step {step}: {mb:.1f}" for step, mb in zip(MEMORY_STEPS, after))
+            name = f"{way}, rank {rank}: growth of the process in MB ({at})"
+            one = Checked(name, after[-1] - after[0], MEMORY_GROWTH_MB, most=True)
+            if way == PLAIN:
+                print(f"{name}: {one.measured:.3g}")
+            else:
+                yield one
+
+
+def buffers_checked(by_rank: list[dict[str, list[float]]]) -> Iterator[Checked]:
+    for codec in by_rank[0]:
+        first, *later = [max(sizes) for sizes in zip(*(one[codec] for one in by_rank))]
+        # Iteration 0 is on its own: there DDP hands over the whole model as one bucket.
+        for name, size in (("iteration 0", first), ("later", max(later))):
+            yield Checked(f"{codec}: buffers in MiB, {name}", size, BUFFERS_MB, most=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="A training step with and without zcomm, as ratios measured in one run."
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hosts", type=int, help="instead of --ranks: each on a host of its own")
+    parser.add_argument("--steps", type=int, default=3, help="steps of a row in each round")
+    parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
+    measuring.add_options(parser, rounds=10)
+    args = parser.parse_args()
+    measuring.check_link(parser, args)
+    return args
+
+
+def main() -> int:
+    args = parse()
+    ranks, link = args.hosts or args.ranks, measuring.link(args.rate)
+    about = measuring.about(link=link, ranks=ranks, rounds=args.rounds, steps=args.steps)
+    measuring.print_about(about)
+    where = {"hosts": args.hosts, "rate": args.rate}
+    if args.memory:
+        bars = list(rss_checked(where, ranks))
+        bars += buffers_checked(hosts.run(ranks, measure_buffers, args.codecs, **where))
+        return measuring.finish(args, about, [], bars)
+    ways = [PLAIN, NOTHING, *args.codecs]
+    by_rank = hosts.run(ranks, measure, ways, args.rounds, args.steps, **where)
+    rows = list(rows_of(by_rank, link))
+    print_rows(rows)
+    return measuring.finish(args, about, rows, [one for row in rows for one in checked(row)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
