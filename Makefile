@@ -15,7 +15,7 @@ NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o \( -name '*.cpp' -o
 SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -type d -not -name __pycache__ -print)
 CLANG_FORMAT_FILES := $(shell find csrc \( -name '*.cpp' -o -name '*.h' \) -not -name lm_tables.h)
 
-.PHONY: test wheel bench lint format sanitize avx512-proof clean
+.PHONY: test wheel bench bench-hosts bench-convergence lint format sanitize avx512-proof clean
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
@@ -25,6 +25,17 @@ wheel: dist/built
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/codec_quality.py
 	$(BIN)/python benchmarks/codec_speed.py --check --json build/codec_speed.json
+	$(BIN)/python benchmarks/collectives.py --check --json build/collectives.json
+	$(BIN)/python benchmarks/training_step.py --check --json build/training_step.json
+	$(BIN)/python benchmarks/training_step.py --memory --check
+
+bench-hosts: $(VENV)/installed
+	$(BIN)/python benchmarks/collectives.py --hosts 2 4 --rate 1gbit --check --json build/collectives_hosts.json
+	$(BIN)/python benchmarks/training_step.py --hosts 2 --rate 1gbit --check --json build/training_step_hosts.json
+
+bench-convergence: $(VENV)/installed
+	$(BIN)/python benchmarks/convergence.py --resume --check --json benchmarks/results/convergence.json \
+	    --svg benchmarks/results/convergence.svg
 
 lint: $(VENV)/tools
 	$(BIN)/ruff check .

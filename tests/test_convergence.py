@@ -9,10 +9,11 @@ from ranks import run_ranks
 
 STEPS = 60
 WINDOWS = 256  # held out
-# About three times the largest difference of three seeds: 0.04% for int8, 0.3% for lm4. Hooks that
-# were wrong on purpose: only rank 0's gradients +7%, gradients one step late +17%. But a tenth of
-# the elements lost is only +0.2%, and AdamW does not see a scale: those are for the exact tests.
-BOUNDS = {"int8": 0.0015, "lm4": 0.01}
+# About three times the largest difference of three seeds: 0.13% for int8, 0.9% for lm4, most of it
+# chance. Hooks that were wrong on purpose: only rank 0's gradients +6%, gradients one step late
+# +25%. A tenth of the elements lost is not seen here, nor is a wrong scale: AdamW undoes it. Those
+# are for the exact tests.
+BOUNDS = {"int8": 0.004, "lm4": 0.025}
 
 
 def held_out_losses(rank: int, world_size: int) -> dict[str, float]:

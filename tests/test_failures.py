@@ -225,7 +225,7 @@ def train_with_fault(rank: int, world_size: int) -> list[Raised]:
     if rank == 2:
         original = Engine._sum
 
-        def faulty(self: Engine, flight: Any) -> None:
+        def faulty(self: Engine) -> None:
             Engine._sum = original  # type: ignore[method-assign]
             raise KeyError("planted")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_sets import KERNEL_SETS
 
 import zcomm
+from kernel_sets import KERNEL_SETS
 from zcomm import Layout, Residuals, Segment
 
 SPECS = ("int8", "lm4", "sign", "topk:0.1", "bf16", "none")

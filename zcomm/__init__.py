@@ -5,8 +5,9 @@ from __future__ import annotations
 from zcomm.api import compress
 from zcomm.codecs import Codec, codec
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
+from zcomm.compressor import Stats
 from zcomm.feedback import Feedback
-from zcomm.hook import Handle, HookState, Stats, hook
+from zcomm.hook import Handle, HookState, hook
 from zcomm.kernels import available as available_kernels
 from zcomm.layout import Layout, Residuals, Segment
 from zcomm.settings import Settings

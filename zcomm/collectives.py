@@ -17,8 +17,9 @@ from torch import Tensor
 
 from zcomm import arguments
 from zcomm.codecs import Codec, codec
-from zcomm.engine import Engine, Job
+from zcomm.engine import Engine
 from zcomm.feedback import NEEDS_FEEDBACK, Feedback
+from zcomm.job import Job
 from zcomm.plan import Chunk, Item, block_of, make_chunks
 from zcomm.sharding import even_bounds, owner_bounds
 from zcomm.transport import Transport, exchange, expect_sendable, group_timeout_s, member_of

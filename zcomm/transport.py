@@ -24,6 +24,7 @@ from zcomm import arguments
 # How long a failing rank waits for the others to say that they are alive, at most.
 _GRACE_S = 2.5
 _POLL_S = 0.05
+_GAVE_UP = "gave up in"
 
 PrefixStore = dist.distributed_c10d.PrefixStore
 
@@ -70,6 +71,7 @@ class Transport:
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         # The groups' own timeout leaves time to ask who failed before the deadline.
         self.grace_s = min(_GRACE_S, timeout_s / 4)
+        self._reported = False
         self._store = PrefixStore(f"zcomm/{name}", dist.distributed_c10d._get_default_store())
         self.reduce, self.gather = (
             Channel(_own_group(group, self._store, hop, timeout_s - self.grace_s))
@@ -81,14 +83,41 @@ class Transport:
         self.gather.abandon()
 
     def report(self, text: str) -> None:
-        """Tells the others that this rank failed, or gave up because another did."""
-        self._store.set(f"failed/{self.rank}", text)
-        self._store.set("failed", "")
+        """Tells the others that this rank failed, or gave up because another did; once."""
+        if not self._reported:
+            self._reported = True
+            self._store.set(f"failed/{self.rank}", text)
+            self._store.set("failed", "")
 
     def peer_failed(self) -> bool:
         return bool(self._store.check(["failed"]))
 
-    def reports(self) -> tuple[dict[int, str], list[int]]:
+    def failure(self, what: str, error: BaseException | None = None) -> CommunicationError:
+        """The error of a collective that failed; names the ranks that failed or are silent."""
+        text = f"rank {self.rank}: {what} failed" + (f": {error}" if error else "")
+        try:
+            self.report(f"{_GAVE_UP} {what}")
+            found, silent = self._reports()
+        except Exception as unreachable:
+            return CommunicationError(
+                f"{text}. Which rank failed is not known: the store does not answer "
+                f"({unreachable}); the process that keeps it, mostly rank 0, may be dead"
+            )
+        failed = [f"rank {r}: {s}" for r, s in found.items() if not s.startswith(_GAVE_UP)]
+        if silent:
+            names = ", ".join(f"rank {r}" for r in silent)
+            failed.append(f"{names} did not answer: dead, stopped, or busy with something else")
+        return CommunicationError(f"{text}. {'; '.join(failed) or 'All ranks are alive'}")
+
+    def disagreement(self, signature: str) -> ValueError:
+        """The error of ranks whose signatures differ; has all that can be had."""
+        self.report(signature)
+        signatures, _ = self._reports()
+        signatures[self.rank] = signature
+        values = "; ".join(f"rank {r}: {s}" for r, s in sorted(signatures.items()))
+        return ValueError(f"rank {self.rank}: expected the same call on all ranks, got {values}")
+
+    def _reports(self) -> tuple[dict[int, str], list[int]]:
         """What the other ranks reported, and those that did not within the grace period."""
         silent = [r for r in range(self.world_size) if r != self.rank]
         found: dict[int, str] = {}

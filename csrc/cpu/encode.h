@@ -21,7 +21,7 @@ struct EncodeArgs {
   ResidualType residual_type;
   std::uint8_t* wire;
   bool checksum;
-  bool keep_idle;                      // segments whose gradient is all zero keep their residual
+  bool keep_idle = false;              // segments whose gradient is all zero keep their residual
   const std::uint8_t* idle = nullptr;  // which ones they are; set by encode()
 };
 

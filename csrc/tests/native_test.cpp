@@ -40,6 +40,7 @@ struct Call {
   std::size_t shift = 0;  // of grad, residuals and wire
   double prescale = 1.0;
   bool checksum = true;
+  bool keep_idle = false;
 };
 
 struct Encoded {
@@ -66,7 +67,7 @@ void run_encode(const Call& call, int isa, const Bytes& grad, const std::vector<
   for (const Bytes& r : in) from.push_back(reinterpret_cast<std::uintptr_t>(r.data()));
   for (const Bytes& r : out) to.push_back(reinterpret_cast<std::uintptr_t>(r.data()));
   encode({&call.layout, kernels(isa), call.threads, grad.data(), call.grad_type, call.prescale,
-          from.data(), to.data(), call.residual_type, wire.data(), call.checksum});
+          from.data(), to.data(), call.residual_type, wire.data(), call.checksum, call.keep_idle});
 }
 
 Encoded run(const Call& call, int isa, const Bytes& grad, const std::vector<Bytes>& before) {
@@ -397,6 +398,31 @@ void test_float_mode_is_kept_and_ignored() {
   }
 }
 
+void test_idle_segments_keep_their_residuals() {
+  for (int isa : isas()) {
+    for (int codec = kNone; codec < kCodecs; ++codec) {
+      for (int type : {kResidualF32, kResidualBf16, kResidualInt8}) {
+        if (!is_chosen()) continue;
+        // The first is idle, but for the second call; the second never is.
+        const Layout layout = make_layout({part(codec, 7, 70001), part(codec, 7, 300)});
+        Call call{layout, kGradF32, static_cast<ResidualType>(type), true, 2, 1};
+        const std::vector<Bytes> before = make_residuals(call, 6);
+        const Bytes grad = make_grad(span(layout), kGradF32, kGaussian, 11, 1);
+        std::memset(grad.data(), 0, 70001 * sizeof(float));
+        const Encoded busy = run(call, isa, grad, before);
+        call.keep_idle = true;
+        const Encoded got = run(call, isa, grad, before);
+        CHECK(got.residuals[0] == before[0], describe(call, isa));
+        CHECK(got.residuals[1] == busy.residuals[1], describe(call, isa));
+        grad.data()[70000 * sizeof(float)] = 1;
+        const Encoded awake = run(call, isa, grad, before);
+        call.keep_idle = false;
+        CHECK(awake.residuals == run(call, isa, grad, before).residuals, describe(call, isa));
+      }
+    }
+  }
+}
+
 // Encodes and decodes with several threads; whether the bytes are the expected ones.
 class Exercise {
  public:
@@ -474,6 +500,7 @@ int main(int argc, char** argv) {
       {"topk of any k", test_topk_of_any_k},
       {"large outputs", test_large_outputs},
       {"float mode is kept and ignored", test_float_mode_is_kept_and_ignored},
+      {"idle segments keep their residuals", test_idle_segments_keep_their_residuals},
       {"works after fork", test_works_after_fork},
       {"concurrent calls", test_concurrent_calls},
   };

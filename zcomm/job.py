@@ -1,0 +1,145 @@
+"""Jobs, and what of them is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zcomm.feedback import ChunkFeedback, Hop
+from zcomm.plan import Chunk
+from zcomm.transport import Work
+
+
+class Job:
+    """A flat tensor on its way.
+
+    `source` is encoded, `target` receives; they may be the same memory. With `reduce` the ranks'
+    sources are summed, with `gather` every rank receives all of it; one or both. `signature` says
+    what must be the same on all ranks. `finish` is called before anyone is told that the job has
+    completed, with the error if there is one.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        chunks: Sequence[Chunk],
+        source: Tensor,
+        target: Tensor,
+        *,
+        reduce: bool,
+        gather: bool,
+        prescale: float = 1.0,
+        verify: bool = True,
+        feedback: Sequence[ChunkFeedback] | None = None,
+        signature: str = "",
+        finish: Callable[[BaseException | None], None] | None = None,
+    ) -> None:
+        self.what, self.chunks = what, chunks
+        self.source, self.target = source, target
+        self.reduce, self.gather = reduce, gather
+        self.prescale, self.verify, self.feedback = prescale, verify, feedback
+        self.signature = signature
+        self.error: BaseException | None = None
+        self.started = self.decoded = 0  # chunks
+        self.check: Check | None = None
+        self._finish = finish
+        self._completed = threading.Event()
+
+    def complete(self) -> None:
+        if self._finish is not None:
+            self._finish(None)
+        self._completed.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Whatever happens, those who wait are told."""
+        self.error = error
+        with suppress(Exception):
+            if self._finish is not None:
+                self._finish(error)
+        self._completed.set()
+
+    def completed(self) -> bool:
+        return self._completed.is_set()
+
+    def wait(self) -> None:
+        """Until it has completed, with or without an error."""
+        self._completed.wait()
+
+
+@dataclass
+class Check:
+    """The exchange of signatures in front of a job."""
+
+    what: str
+    mine: Tensor
+    everyone: Tensor
+    work: Work
+
+    def __str__(self) -> str:
+        return f"{self.what}, comparison of signatures"
+
+
+class Slot:
+    """The two buffers of one chunk under way. They grow to the largest chunk and stay."""
+
+    def __init__(self) -> None:
+        self.wire = self.rows = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, chunk: Chunk) -> None:
+        self.wire = grown(self.wire, chunk.wire.wire_nbytes)
+        self.rows = grown(self.rows, chunk.rows_nbytes)
+
+    def nbytes(self) -> int:
+        return self.wire.nbytes + self.rows.nbytes
+
+
+@dataclass
+class Flight:
+    """A chunk under way, and its views of the buffers."""
+
+    job: Job
+    index: int
+    slot: Slot
+    hop: str
+    work: Work | None = None
+
+    @property
+    def chunk(self) -> Chunk:
+        return self.job.chunks[self.index]
+
+    @property
+    def wire(self) -> Tensor:
+        return self.slot.wire[: self.chunk.wire.wire_nbytes]
+
+    @property
+    def others(self) -> Tensor:
+        """The frames of the other ranks."""
+        return self.slot.wire[: self.chunk.others_nbytes]
+
+    @property
+    def own(self) -> Tensor:
+        """This rank's own frame, the last one."""
+        return self.slot.wire[self.chunk.others_nbytes : self.chunk.wire.wire_nbytes]
+
+    @property
+    def rows(self) -> Tensor:
+        return self.slot.rows[: self.chunk.rows_nbytes]
+
+    def feedback(self, hop: str) -> Hop | None:
+        found: Hop | None = None
+        if self.job.feedback:
+            found = getattr(self.job.feedback[self.index], hop)
+        return found
+
+    def __str__(self) -> str:
+        count = len(self.job.chunks)
+        return f"{self.job.what}, {self.hop} of chunk {self.index + 1} of {count}"
+
+
+def grown(buffer: Tensor, nbytes: int) -> Tensor:
+    return buffer if buffer.numel() >= nbytes else torch.empty(nbytes, dtype=torch.uint8)

@@ -1,0 +1,185 @@
+"""Steps: what is done to a chunk, with two buffers, `wire` and `rows`.
+
+    encode      the flat tensor           -> wire: a frame for each owner
+    first hop   the others' frames        -> rows: this rank's frame from each of them
+    total       rows and its own frame    -> shard, summed in rank order
+    encode_own  the shard                 -> wire (its own frame), copied to rows for the others
+    second hop  rows                      -> wire: every owner's frame
+    decode      wire                      -> the flat tensor
+
+An all-reduce goes through all of them, a reduce-scatter ends with the sum, an all-gather begins
+with encode_own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from zcomm.job import Flight, Job, grown
+from zcomm.plan import Chunk
+from zcomm.wire import WireError
+
+
+@dataclass
+class Counters:
+    """Totals since the engine started."""
+
+    raw_bytes: int = 0
+    wire_bytes: int = 0
+    encode_s: float = 0.0
+    wait_s: float = 0.0
+    decode_s: float = 0.0
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, name, getattr(self, name) + perf_counter() - started)
+
+
+class Exchange(NamedTuple):
+    """The arguments of an all-to-all: what arrives and what is sent, and each rank's share."""
+
+    out: Tensor
+    send: Tensor
+    out_splits: list[int]
+    send_splits: list[int]
+
+
+class Steps:
+    """The steps of one rank. They run one at a time, so they share the shard and the stage."""
+
+    def __init__(self, rank: int, world_size: int, threads: int) -> None:
+        self.counters = Counters()
+        self._rank, self._world_size = rank, world_size
+        self._threads = threads
+        self._shard = self._stage = torch.empty(0, dtype=torch.uint8)
+
+    def encode(self, flight: Flight) -> Exchange:
+        """Encodes the flat tensor, each owner's frame for that owner."""
+        job, chunk = flight.job, flight.chunk
+        self.counters.raw_bytes += self._raw_bytes(job, chunk)
+        with self.counters.time("encode_s"):
+            self._encode(flight, "sent", chunk.wire, job.source, flight.wire, job.prescale)
+        return Exchange(flight.rows, flight.others, chunk.row_splits, chunk.frame_splits)
+
+    def total(self, flight: Flight) -> Tensor:
+        """The sum of this rank's frames: in the target, or on its way to the second hop."""
+        job, chunk = flight.job, flight.chunk
+        part = job.target[chunk.shard_offset : chunk.shard_offset + chunk.own.numel]
+        direct = not job.gather and part.dtype is chunk.sum_dtype
+        shard = part if direct else self._shard_buffer(chunk)
+        with self.counters.time("decode_s"):
+            try:
+                chunk.own.decode_sum(
+                    self._frames(flight), out=shard, verify=job.verify, threads=self._threads
+                )
+            except WireError as error:
+                raise self._refused(flight, error.wire_index, error) from error
+            if not (job.gather or direct):
+                part.copy_(shard)
+        return shard
+
+    def encode_source(self, flight: Flight) -> Exchange:
+        """The first step of an all-gather: the source is what this rank owns."""
+        job, chunk = flight.job, flight.chunk
+        self.counters.raw_bytes += self._raw_bytes(job, chunk)
+        part = job.source[chunk.shard_offset : chunk.shard_offset + chunk.own.numel]
+        return self.encode_own(flight, part)
+
+    def encode_own(self, flight: Flight, shard: Tensor) -> Exchange:
+        """Encodes what this rank owns, for all ranks and for itself."""
+        chunk = flight.chunk
+        with self.counters.time("encode_s"):
+            self._encode(flight, "owned", chunk.own, shard, flight.own, 1.0)
+            flight.rows.view(self._world_size - 1, chunk.own_nbytes).copy_(flight.own)
+        return Exchange(flight.others, flight.rows, chunk.frame_splits, chunk.row_splits)
+
+    def decode(self, flight: Flight) -> None:
+        """Decodes all frames, this rank's own among them, into the target."""
+        job, chunk = flight.job, flight.chunk
+        options: dict[str, Any] = {"verify": job.verify, "threads": self._threads}
+        with self.counters.time("decode_s"):
+            try:
+                if job.target.dtype is chunk.sum_dtype:
+                    chunk.wire.decode(flight.wire, out=job.target, **options)
+                else:
+                    self._decode_staged(flight, options)
+            except WireError as error:
+                raise self._refused(flight, self._refused_sender(flight), error) from error
+
+    def buffer_nbytes(self) -> int:
+        return self._shard.nbytes + self._stage.nbytes
+
+    def _encode(
+        self, flight: Flight, hop: str, layout: Any, source: Tensor, out: Tensor, prescale: float
+    ) -> None:
+        feedback = flight.feedback(hop)
+        layout.encode(
+            source,
+            feedback.residuals if feedback else None,
+            out=out,
+            prescale=prescale,
+            verify=flight.job.verify,
+            keep_idle=True,
+            threads=self._threads,
+        )
+        if feedback:
+            feedback.settle()
+
+    def _frames(self, flight: Flight) -> list[Tensor]:
+        """This rank's frame from every rank, in rank order."""
+        rows, nbytes = flight.rows, flight.chunk.own_nbytes
+        frames = [rows[r * nbytes : (r + 1) * nbytes] for r in range(self._world_size - 1)]
+        frames.insert(self._rank, flight.own)
+        return frames
+
+    def _decode_staged(self, flight: Flight, options: dict[str, Any]) -> None:
+        """Kernels write fp32; a bf16 or fp16 target is filled from there."""
+        job, chunk = flight.job, flight.chunk
+        self._stage = grown(self._stage, chunk.numel * 4)
+        stage = self._stage[: chunk.numel * 4].view(torch.float32)
+        chunk.packed.decode(flight.wire, out=stage, **options)
+        segments = chunk.wire.segments
+        torch._foreach_copy_(
+            [job.target[s.offset : s.offset + s.numel] for s in segments],
+            list(torch.split(stage, [s.numel for s in segments])),
+        )
+
+    def _shard_buffer(self, chunk: Chunk) -> Tensor:
+        nbytes = chunk.own.numel * chunk.sum_dtype.itemsize
+        self._shard = grown(self._shard, nbytes)
+        return self._shard[:nbytes].view(chunk.sum_dtype)
+
+    def _raw_bytes(self, job: Job, chunk: Chunk) -> int:
+        """What the same collective would send without a codec, in the tensor's own dtype."""
+        others = chunk.numel - chunk.own.numel if job.reduce else 0
+        copies = chunk.own.numel * (self._world_size - 1) if job.gather else 0
+        return (others + copies) * job.target.element_size()
+
+    def _refused(self, flight: Flight, sender: int | None, error: WireError) -> WireError:
+        return WireError(
+            f"rank {self._rank}: {flight}: corrupted wire from rank {sender}: {error}", sender
+        )
+
+    def _refused_sender(self, flight: Flight) -> int | None:
+        """Whose frame is refused, one by one."""
+        layout = flight.chunk.wire
+        frames = torch.split(flight.wire, list(layout.frame_nbytes))
+        others = [r for r in range(self._world_size) if r != self._rank]
+        for slot, sender in enumerate([*others, self._rank]):
+            alone = layout.for_peer(slot)
+            try:
+                alone.decode(frames[slot], out=torch.empty(alone.span), verify=flight.job.verify)
+            except WireError:
+                return sender
+        return None
