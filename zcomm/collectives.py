@@ -20,13 +20,9 @@ from zcomm.codecs import Codec, codec
 from zcomm.engine import Engine
 from zcomm.feedback import NEEDS_FEEDBACK, Feedback
 from zcomm.job import Job
-from zcomm.plan import Chunk, Item, block_of, make_chunks
+from zcomm.plan import Chunk, Item, best_chunk_size, block_of, make_chunks
 from zcomm.sharding import even_bounds, owner_bounds
 from zcomm.transport import Transport, exchange, expect_sendable, group_timeout_s, member_of
-
-# Elements of a chunk. Large enough to hide what a collective costs besides its bytes, small enough
-# that the first and last one, which nothing overlaps with, are a small part of a large tensor.
-CHUNK_NUMEL = 1 << 20
 
 _engines: dict[Any, Engine] = {}
 
@@ -220,8 +216,8 @@ class _Call:
 @lru_cache(maxsize=64)
 def _chunks(codec: Codec, bounds: tuple[int, ...], rank: int, raw: bool) -> Sequence[Chunk]:
     item = Item("", codec, bounds[-1], 0, bounds)
-    numel = CHUNK_NUMEL // 2 if raw else CHUNK_NUMEL
-    return make_chunks([item], rank, len(bounds) - 1, numel, raw)
+    world_size = len(bounds) - 1
+    return make_chunks([item], rank, world_size, best_chunk_size(world_size), raw)
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -199,8 +199,8 @@ class Compressor:
             offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
             item = self._items[self._name(parameter)]._replace(offset=offset)
             items.append(item._replace(codec=PLAIN) if warming_up or raw else item)
-        chunk_numel = self.settings.chunk_numel // (2 if raw else 1)
-        chunks = make_chunks(items, self.rank, self.world_size, chunk_numel, raw)
+        size = self.settings.chunk_size(self.world_size)
+        chunks = make_chunks(items, self.rank, self.world_size, size, raw)
         bound = None
         if not raw and any(self._mode(item) for item in items):
             bound = self.feedback.bind(chunks, self.rank, self._mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +22,10 @@ class HookState:
     """
 
     def __init__(self, codec: Any = "lm4", *, scaler: Any = None, **settings: Any) -> None:
+        known = [field.name for field in fields(Settings)]
+        for name in settings:
+            if name not in known:
+                raise TypeError(f"expected settings {', '.join(known)} or scaler, got {name!r}")
         self.settings = Settings(codec=codec, **settings)
         self.scaler = _checked_scaler(scaler)
         self._compressor: Compressor | None = None

@@ -86,21 +86,38 @@ class Chunk:
         return _layout(segments, self.wire.peers, self.sum_dtype is torch.float64)
 
 
+class ChunkSize(NamedTuple):
+    """How much a chunk holds, at most: elements, and bytes on the wire."""
+
+    numel: int
+    nbytes: int
+
+
+def best_chunk_size(world_size: int) -> ChunkSize:
+    """Large enough to hide what a collective costs besides its bytes, which grows with the ranks;
+    small enough that the first and the last chunk, which nothing overlaps with, are a small part of
+    a large tensor. The bytes bound the engine's memory.
+    """
+    return ChunkSize(min(world_size << 19, 1 << 22), 6 << 20)
+
+
 def make_chunks(
-    items: Sequence[Item], rank: int, world_size: int, chunk_numel: int, raw: bool = False
+    items: Sequence[Item], rank: int, world_size: int, size: ChunkSize, raw: bool = False
 ) -> tuple[Chunk, ...]:
-    """Chunks of about `chunk_numel` elements, in the order of the items."""
+    """Chunks of whole rows of pieces, in the order of the items."""
     chunks: list[Chunk] = []
     pending: list[Piece] = []
-    filled = shard_offset = 0
+    numel = nbytes = shard_offset = 0
     for row in _rows(items, world_size):
-        size = sum(p.stop - p.start for p in row)
-        if pending and filled + size > chunk_numel:
+        row_numel = sum(p.stop - p.start for p in row)
+        row_nbytes = sum(_nbytes(p, raw) for p in row)
+        if pending and (numel + row_numel > size.numel or nbytes + row_nbytes > size.nbytes):
             chunks.append(Chunk(pending, rank, world_size, shard_offset, raw))
             shard_offset += chunks[-1].own.numel
-            pending, filled = [], 0
+            pending, numel, nbytes = [], 0, 0
         pending += row
-        filled += size
+        numel += row_numel
+        nbytes += row_nbytes
     if pending:
         chunks.append(Chunk(pending, rank, world_size, shard_offset, raw))
     return tuple(chunks)
@@ -126,6 +143,11 @@ def _rows(items: Sequence[Item], world_size: int) -> Iterator[list[Piece]]:
         ]
         for row in zip_longest(*runs):
             yield [piece for piece in row if piece is not None]
+
+
+def _nbytes(piece: Piece, raw: bool) -> int:
+    numel = piece.stop - piece.start
+    return 8 * numel if raw else piece.item.codec.body_nbytes(numel)
 
 
 def _slot(owner: int, rank: int, world_size: int) -> int:

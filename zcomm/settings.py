@@ -11,6 +11,7 @@ import torch
 from zcomm import arguments
 from zcomm.codecs import Codec, codec
 from zcomm.feedback import NEEDS_FEEDBACK, Mode, checked_decay
+from zcomm.plan import ChunkSize, best_chunk_size
 
 # What is best for each codec: benchmarks/convergence.py.
 DEFAULT_FEEDBACK: dict[str, Mode] = {
@@ -38,7 +39,7 @@ class Settings:
     codec        a spec, or a dict of patterns of parameter names and specs; the first match counts
     feedback     None: the best for each codec; True, False, or a decay between 0 and 1
     start_step   steps before this one are uncompressed
-    chunk_mb     fp32 megabytes that are encoded and sent at once
+    chunk_mb     fp32 megabytes that are encoded and sent at once; None: the best for the group
     timeout_s    when to give up on the other ranks; None: the group's own timeout
     verify       whether frames carry checksums
     min_numel    smaller parameters go uncompressed
@@ -48,7 +49,7 @@ class Settings:
     codec: str | Codec | Mapping[str, str | Codec] = "lm4"
     feedback: bool | float | None = None
     start_step: int = 0
-    chunk_mb: float = 4.0
+    chunk_mb: float | None = None
     timeout_s: float | None = None
     verify: bool = True
     min_numel: int = 1024
@@ -60,7 +61,8 @@ class Settings:
         object.__setattr__(self, "feedback", _checked_feedback(self.feedback))
         for name in ("start_step", "min_numel"):
             object.__setattr__(self, name, arguments.count(getattr(self, name), name))
-        _expect_number("chunk_mb", self.chunk_mb, _LEAST_CHUNK_MB)
+        if self.chunk_mb is not None:
+            _expect_number("chunk_mb", self.chunk_mb, _LEAST_CHUNK_MB)
         if self.timeout_s is not None:
             _expect_number("timeout_s", self.timeout_s, 0.1)
         if not isinstance(self.verify, bool):
@@ -72,9 +74,10 @@ class Settings:
         for spec in self.codecs():
             self.mode(spec)
 
-    @property
-    def chunk_numel(self) -> int:
-        return int(self.chunk_mb * 2**18)
+    def chunk_size(self, world_size: int) -> ChunkSize:
+        if self.chunk_mb is None:
+            return best_chunk_size(world_size)
+        return ChunkSize(int(self.chunk_mb * 2**18), int(self.chunk_mb * 2**20))
 
     def codecs(self) -> list[Codec]:
         assert isinstance(self.codec, Mapping)
