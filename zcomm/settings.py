@@ -24,8 +24,8 @@ DEFAULT_FEEDBACK: dict[str, Mode] = {
     "lm4": False,
     "lm3": False,
     "lm2": False,
-    "sign": True,
-    "topk": True,
+    "sign": 0.8,
+    "topk": 0.8,
 }
 PLAIN = codec("none")
 _LEAST_CHUNK_MB = 1 / 16
