@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
+from everyones import everyones
 from ranks import World, run_ranks
 
 CODECS = [
@@ -55,9 +56,7 @@ def train(
 
 
 def equal_on_all_ranks(t: Tensor) -> bool:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, t)
-    return all(torch.equal(t, other) for other in everyone)
+    return all(torch.equal(t, other) for other in everyones(t))
 
 
 def replicas_after_200_steps(rank: int, world_size: int) -> dict[tuple[str, Any], bool]:

@@ -9,6 +9,7 @@ They are not registered with torch.distributed: names of groups made later do no
 from __future__ import annotations
 
 import ctypes
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -183,7 +184,18 @@ def expect_sendable(t: Tensor, what: str, remedy: str = "") -> None:
 
 def exchange(value: Mapping[str, str], group: Any) -> tuple[Sequence[Mapping[str, str]], str]:
     """Every rank's value, in rank order, and a name that all ranks share and none used before."""
-    mine = (dict(value), uuid.uuid4().hex[:12])
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
+    mine = json.dumps([dict(value), uuid.uuid4().hex[:12]]).encode()
+    everyone = [json.loads(theirs) for theirs in gather_bytes(mine, group)]
     return [settings for settings, _ in everyone], everyone[0][1]
+
+
+def gather_bytes(mine: bytes, group: Any = None) -> list[bytes]:
+    """Every rank's bytes, in rank order. (torch's own collectives of objects need NumPy.)"""
+    world_size = dist.get_world_size(group)
+    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
+    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    everyone = [torch.empty_like(padded) for _ in range(world_size)]
+    dist.all_gather(everyone, padded, group=group)
+    return [ctypes.string_at(t.data_ptr(), int(size)) for t, size in zip(everyone, sizes)]
