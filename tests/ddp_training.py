@@ -16,6 +16,8 @@ from everyones import everyones
 
 # What fp32 rounding alone leaves open in the books; lm4 leaves out 2**-4 and more of a step.
 ROUNDING = 2.0**-20
+# Residuals, and several chunks in a bucket.
+LM4: dict[str, Any] = {"codec": "lm4", "feedback": True, "chunk_mb": 1 / 16}
 
 
 class Net(nn.Module):

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from ddp_training import (
+    LM4,
     ROUNDING,
     Books,
     Checkpointed,
@@ -29,7 +30,6 @@ from ranks import World
 
 pytest_plugins = ["ddp_ranks"]
 
-LM4: dict[str, Any] = {"codec": "lm4", "feedback": True, "chunk_mb": 1 / 16}
 BLOCK = zcomm.codec("lm4").block
 
 

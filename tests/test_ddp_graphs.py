@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from ddp_training import (
+    LM4,
     ROUNDING,
     Books,
     Branches,
@@ -27,8 +28,6 @@ from ddp_training import (
 from ranks import World
 
 pytest_plugins = ["ddp_ranks"]
-
-LM4: dict[str, Any] = {"codec": "lm4", "feedback": True, "chunk_mb": 1 / 16}
 
 
 def steps_with_a_branch_unused(

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from ddp_training import (
+    LM4,
     ROUNDING,
     Books,
     Net,
@@ -25,8 +26,6 @@ from ddp_training import (
     train,
 )
 from ranks import World
-
-LM4: dict[str, Any] = {"codec": "lm4", "feedback": True, "chunk_mb": 1 / 16}
 
 
 @pytest.fixture(scope="module")

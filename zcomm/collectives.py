@@ -61,11 +61,8 @@ def all_reduce(
     """
     call = _Call("all_reduce", codec, group, feedback, op, verify)
     flat = call.flat(tensor, "tensor")
-    if call.world_size == 1:
-        return call.result(None, async_op)
     bounds = owner_bounds([(flat.numel(), block_of(call.codec))], call.world_size)[0]
-    job = call.job(flat, flat, bounds, reduce=True, gather=True)
-    return call.result(job, async_op)
+    return call.run(flat, flat, bounds, async_op, reduce=True, gather=True)
 
 
 def reduce_scatter(
@@ -87,12 +84,8 @@ def reduce_scatter(
     call = _Call("reduce_scatter", codec, group, feedback, op, verify)
     target, source = call.flat(output, "output"), call.flat(input, "input")
     call.expect_parts("input", source, "output", target)
-    if call.world_size == 1:
-        target.copy_(source)
-        return call.result(None, async_op)
     bounds = even_bounds(target.numel(), call.world_size)
-    job = call.job(source, target, bounds, reduce=True, gather=False)
-    return call.result(job, async_op)
+    return call.run(source, target, bounds, async_op, reduce=True, gather=False)
 
 
 def all_gather(
@@ -112,12 +105,8 @@ def all_gather(
     call = _Call("all_gather", codec, group, feedback, "sum", verify)
     target, source = call.flat(output, "output"), call.flat(input, "input")
     call.expect_parts("output", target, "input", source)
-    if call.world_size == 1:
-        target.copy_(source)
-        return call.result(None, async_op)
     bounds = even_bounds(source.numel(), call.world_size)
-    job = call.job(source, target, bounds, reduce=False, gather=True)
-    return call.result(job, async_op)
+    return call.run(source, target, bounds, async_op, reduce=False, gather=True)
 
 
 class _Call:
@@ -170,8 +159,29 @@ class _Call:
         if self.world_size > 1 and _overlap(all_, one):
             raise arguments.overlap(whole, part)
 
-    def job(
-        self, source: Tensor, target: Tensor, bounds: tuple[int, ...], *, reduce: bool, gather: bool
+    def run(
+        self,
+        source: Tensor,
+        target: Tensor,
+        bounds: tuple[int, ...],
+        async_op: bool,
+        *,
+        reduce: bool,
+        gather: bool,
+    ) -> Work | None:
+        """Starts it; waits for it unless `async_op`. With one rank it is the identity."""
+        if self.world_size > 1:
+            work = Work(self._job(source, target, bounds, reduce, gather))
+        else:
+            target.copy_(source)
+            work = Work(None)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _job(
+        self, source: Tensor, target: Tensor, bounds: tuple[int, ...], reduce: bool, gather: bool
     ) -> Job:
         engine = self.engine()
         raw = source.dtype is torch.float64
@@ -204,13 +214,6 @@ class _Call:
             _, name = exchange({}, self.group)
             _engines[group] = Engine(Transport(self.group, name, group_timeout_s(self.group)))
         return _engines[group]
-
-    def result(self, job: Job | None, async_op: bool) -> Work | None:
-        work = Work(job)
-        if async_op:
-            return work
-        work.wait()
-        return None
 
 
 @lru_cache(maxsize=64)
