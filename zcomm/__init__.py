@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zcomm.api import compress
+from zcomm.api import ZeroOptimizer, compress
 from zcomm.codecs import Codec, codec
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
 from zcomm.compressor import Stats
@@ -29,6 +29,7 @@ __all__ = [
     "Stats",
     "WireError",
     "Work",
+    "ZeroOptimizer",
     "all_gather",
     "all_reduce",
     "available_kernels",

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zcomm import arguments
+from zcomm.chunks import Chunk, Item, best_chunk_size, block_of, make_chunks
 from zcomm.codecs import Codec, codec
 from zcomm.engine import Engine
 from zcomm.feedback import NEEDS_FEEDBACK, Feedback
 from zcomm.job import Job
-from zcomm.plan import Chunk, Item, best_chunk_size, block_of, make_chunks
 from zcomm.sharding import even_bounds, owner_bounds
 from zcomm.transport import Transport, exchange, expect_sendable, group_timeout_s, member_of
 

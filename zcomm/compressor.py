@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
@@ -14,20 +14,17 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm import arguments
+from zcomm.buckets import Buckets, Part, Sink
+from zcomm.chunks import Item, make_chunks
 from zcomm.engine import Engine
-from zcomm.feedback import ChunkFeedback, Feedback, Mode
 from zcomm.job import Job
-from zcomm.plan import Chunk, Item, block_of, make_chunks
+from zcomm.parameters import trainable
 from zcomm.settings import PLAIN, Settings, expect_same
-from zcomm.sharding import owner_bounds
+from zcomm.sharding import even_bounds
 from zcomm.steps import Counters
-from zcomm.transport import Transport, exchange, expect_sendable, group_timeout_s, member_of
+from zcomm.transport import Transport, exchange, group_timeout_s, member_of
 
 _STATE_VERSION = 1
-_IGNORE = (
-    "; or exclude it with "
-    "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [name])"
-)
 
 
 @dataclass(frozen=True)
@@ -53,41 +50,38 @@ class Stats:
         return self.raw_bytes / self.wire_bytes if self.wire_bytes else math.nan
 
 
-@dataclass
-class _Plan:
-    """A bucket of certain parameters in a certain order, and its residuals for each side."""
-
-    chunks: tuple[Chunk, ...]
-    feedback: list[list[ChunkFeedback]] | None
-    name: str
-
-
 class Compressor:
-    """The compressed all-reduce of one DDP model's gradients."""
+    """The compressed all-reduce of one DDP model's gradients; with a sink, reduce-scatter.
 
-    def __init__(self, ddp: DistributedDataParallel, settings: Settings, scaler: Any) -> None:
+    `compared` is what else must be the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        settings: Settings,
+        scaler: Any,
+        compared: Mapping[str, str] | None = None,
+    ) -> None:
         self.settings = settings
         self._scaler = scaler
         self._ddp = weakref.ref(ddp)
         self.rank, self.world_size = member_of(ddp.process_group, "zcomm")
-        named = _trainable(ddp)
-        self._items = _items(named, settings, self.world_size)
-        self._names = {id(p): name for name, p in named.items()}
-        self.feedback = Feedback(dtype=settings.residual_dtype)
-        self.feedback.double_buffered = scaler is not None
+        self.buckets = Buckets(
+            trainable(ddp), settings, self.rank, self.world_size, scaler is not None
+        )
+        self.feedback = self.buckets.feedback
         self.step = 0
-        self.engine = self._meet(ddp.process_group)
+        self.engine = self._meet(ddp.process_group, compared or {})
         self._scale = 1.0
         self._finite = True
         self._exposed_s = 0.0
-        self._plans: dict[tuple[int, ...], _Plan] = {}
-        self._used: set[tuple[int, ...]] = set()
         self._jobs: list[Job] = []
 
-    def _meet(self, group: Any) -> Engine | None:
+    def _meet(self, group: Any, compared: Mapping[str, str]) -> Engine | None:
         """Compares settings with all ranks, and makes the engine."""
-        shapes = {name: (item.numel, item.codec.spec) for name, item in self._items.items()}
-        mine = self.settings.compared()
+        shapes = {name: (item.numel, item.codec.spec) for name, item in self.buckets.items.items()}
+        mine = {**self.settings.compared(), **compared}
         mine |= {"scaler": str(self._scaler is not None), "parameters": repr(shapes)}
         everyone, name = exchange(mine, group)
         expect_same(everyone, self.rank)
@@ -98,6 +92,10 @@ class Compressor:
         weakref.finalize(self, engine.stop)
         return engine
 
+    @property
+    def sink(self) -> Sink | None:
+        return self.buckets.sink
+
     def reduce(self, bucket: Any) -> Any:
         """Hands a bucket to the engine; the future holds it when all ranks' mean is in place."""
         buffer: Tensor = bucket.buffer()
@@ -105,52 +103,63 @@ class Compressor:
         future: Any = torch.futures.Future()
         if bucket.index() == 0:
             self._begin_step()
-        if self.engine is None:
-            future.set_result(buffer)
-        else:
-            self._submit(bucket, buffer, future)
+        self._submit(bucket, buffer, future)
         if bucket.is_last() and not _at_end_of_backward(self._before_ddp_is_done):
             # A rank that has joined (torch's Join) plays its part outside of backward().
             self._end_step()
-            self._raise_failure()
+            self.raise_failure()
         return future
 
     def _begin_step(self) -> None:
         self._expect_whole_world()
         self._finite = True
         self._jobs.clear()
-        self._used.clear()
         if self._scaler is not None:
             self._follow_scale()
 
     def _submit(self, bucket: Any, buffer: Tensor, future: Any) -> None:
-        assert self.engine is not None
-        plan = self._plan(bucket, buffer)
-        feedback = plan.feedback[self.feedback.side] if plan.feedback else None
+        parts = self.buckets.parts(bucket, buffer, self.step)
+        left = [part.name for part in parts]
 
         def finish(error: BaseException | None) -> None:
             # DDP waits for the future in any case; the error is raised when DDP is done.
+            left.pop()
+            if left or future.done():
+                return
             if error is None and self._scaler is not None and not _all_finite(buffer):
                 self._finite = False
-            if not future.done():
-                future.set_result(buffer)
+            future.set_result(buffer)
 
-        job = Job(
-            f"bucket {bucket.index()} of step {self.step}",
-            plan.chunks,
+        for part in parts:
+            self._jobs.append(self._job(part, bucket.index(), buffer, finish))
+            if self.engine is not None:
+                self.engine.submit(self._jobs[-1])
+            else:
+                _keep(self._jobs[-1])
+
+    def _job(self, part: Part, index: int, buffer: Tensor, finish: Any) -> Job:
+        sharded = part.places is not None
+        target, accumulate = buffer, False
+        if sharded:
+            assert self.sink is not None
+            target = self.sink.target(buffer.dtype)
+            accumulate = self.sink.take([item.key for item in part.items])
+        what = f"bucket {index} of step {self.step}"
+        return Job(
+            what,
+            part.chunks,
             buffer,
-            buffer,
+            target,
             reduce=True,
-            gather=True,
+            gather=not sharded,
             prescale=1 / self.world_size,
             verify=self.settings.verify,
-            feedback=feedback,
-            signature=f"bucket {bucket.index()} of step {self.step}: {plan.name}, loss scale "
-            f"{self._scale}",
+            feedback=part.feedback[self.feedback.side] if part.feedback else None,
+            places=part.places,
+            accumulate=accumulate,
+            signature=f"{what}: {part.name}, loss scale {self._scale}",
             finish=finish,
         )
-        self._jobs.append(job)
-        self.engine.submit(job)
 
     def _before_ddp_is_done(self) -> None:
         """The end of backward(), before DDP takes the results."""
@@ -158,9 +167,14 @@ class Compressor:
         self._wait()
         self._exposed_s += perf_counter() - started
         self._end_step()
-        if self.engine is not None and self.engine.failure is not None:
+        if self.failed or self.sink is not None:
             # DDP must come to its end first, or it would be broken; then the error is raised.
-            _at_end_of_backward(self._raise_failure)
+            _at_end_of_backward(self._after_ddp_is_done)
+
+    def _after_ddp_is_done(self) -> None:
+        if self.sink is not None:
+            self.sink.end_backward()
+        self.raise_failure()
 
     def _wait(self) -> None:
         """Until the engine has completed all buckets, or failed."""
@@ -170,56 +184,47 @@ class Compressor:
     def _end_step(self) -> None:
         self._wait()
         self._jobs.clear()
-        if self.engine is not None and self.engine.failure is not None:
+        if self._scaler is not None and self.sink is not None and not self.failed:
+            # Owners see no sums but their own: ranks would differ about the step.
+            self._finite = all(self.exchange([float(self.sink.all_finite() and self._finite)]))
+        if self.failed:
             return
         if self._finite:
             self.feedback.flip()
         self.step += 1
-        # Buckets that were not used in this step belong to the time before DDP's rebuild.
-        self._plans = {key: plan for key, plan in self._plans.items() if key in self._used}
+        self.buckets.end_step()
 
-    def _raise_failure(self) -> None:
+    @property
+    def failed(self) -> bool:
+        return self.engine is not None and self.engine.failure is not None
+
+    def raise_failure(self) -> None:
         if self.engine is not None and self.engine.failure is not None:
             raise self.engine.failure
 
-    def _plan(self, bucket: Any, buffer: Tensor) -> _Plan:
-        parameters = bucket.parameters()
-        warming_up = self.step < self.settings.start_step
-        key = (warming_up, *map(id, parameters))
-        self._used.add(key)
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(bucket, buffer, warming_up)
-        return self._plans[key]
+    def exchange(self, mine: Sequence[float]) -> list[float]:
+        """Every rank's numbers, in rank order; as many on each. An engine that fails says so later.
 
-    def _make_plan(self, bucket: Any, buffer: Tensor, warming_up: bool) -> _Plan:
-        raw = buffer.dtype is torch.float64
-        items = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
-            # Where it lies in memory, whatever order DDP has put it in.
-            offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
-            item = self._items[self._name(parameter)]._replace(offset=offset)
-            items.append(item._replace(codec=PLAIN) if warming_up or raw else item)
+        All ranks get the same numbers, so they come to the same decision.
+        """
+        if self.engine is None:
+            return list(mine)
+        count = len(mine)
+        bounds = even_bounds(count, self.world_size)
+        items = [Item("", PLAIN, bounds[-1], 0, bounds)]
         size = self.settings.chunk_size(self.world_size)
-        chunks = make_chunks(items, self.rank, self.world_size, size, raw)
-        bound = None
-        if not raw and any(self._mode(item) for item in items):
-            bound = self.feedback.bind(chunks, self.rank, self._mode)
-        specs = ", ".join(sorted({item.codec.spec for item in items}))
-        name = f"{len(items)} parameters, {buffer.numel()} {buffer.dtype} elements as {specs}"
-        return _Plan(chunks, bound, name)
+        chunks = make_chunks(items, self.rank, self.world_size, size, raw=True)
+        everyone = torch.zeros(bounds[-1], dtype=torch.float64)
+        what = f"exchange of {count} numbers in step {self.step}"
+        numbers = torch.tensor(mine, dtype=torch.float64)
+        self.run(Job(what, chunks, numbers, everyone, reduce=False, gather=True, signature=what))
+        return everyone.tolist()
 
-    def _name(self, parameter: Tensor) -> str:
-        name = self._names.get(id(parameter))
-        if name is None:
-            raise ValueError(
-                f"bucket: expected parameters that had requires_grad when the hook met the model, "
-                f"got another one, {arguments.describe(parameter)}; freeze parameters before "
-                "wrapping the model, and use one HookState for one model"
-            )
-        return name
-
-    def _mode(self, item: Item) -> Mode:
-        return self.settings.mode(item.codec)
+    def run(self, job: Job) -> None:
+        """Submits a job and waits for it."""
+        assert self.engine is not None
+        self.engine.submit(job)
+        job.wait()
 
     def _follow_scale(self) -> None:
         """Residuals are those of scaled gradients: they change with the scale."""
@@ -231,6 +236,12 @@ class Compressor:
 
     def _expect_whole_world(self) -> None:
         ddp = self._ddp()
+        if self.sink is not None and getattr(getattr(ddp, "_join_config", None), "enable", False):
+            raise ValueError(
+                f"rank {self.rank}: expected training without Join, got ZeroOptimizer inside of "
+                "it: a rank that has run out of data would miss step(), which all ranks must "
+                "call; give all ranks as many batches, or use zcomm.compress"
+            )
         if ddp is not None and getattr(ddp, "_divide_by_initial_world_size", True) is False:
             raise ValueError(
                 f"rank {self.rank}: expected Join with divide_by_initial_world_size=True, got "
@@ -242,14 +253,14 @@ class Compressor:
         return Stats(steps=self.step, exposed_s=self._exposed_s, **counters)
 
     def state_dict(self) -> dict[str, Any]:
-        self._hold_all()
+        self.buckets.hold_all()
         return {
             "version": _STATE_VERSION,
             "step": self.step,
             "scale": self._scale,
             "rank": self.rank,
             "world_size": self.world_size,
-            "codecs": {name: item.codec.spec for name, item in self._items.items()},
+            "codecs": {name: item.codec.spec for name, item in self.buckets.items.items()},
             "residuals": self.feedback.state_dict(),
         }
 
@@ -271,11 +282,6 @@ class Compressor:
         self.feedback.load_state_dict(state["residuals"])
         self.step, self._scale = int(state["step"]), float(state["scale"])
 
-    def _hold_all(self) -> None:
-        """Residuals of every parameter, also of those that no bucket has brought yet."""
-        compressed = [item for item in self._items.values() if self._mode(item)]
-        self.feedback.hold(compressed, self.rank)
-
     def describe(self) -> str:
         return f"{self.settings.codec}, step {self.step}, {self.world_size} ranks"
 
@@ -289,36 +295,17 @@ def _at_end_of_backward(callback: Any) -> bool:
     return True
 
 
-def _trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
-    """The parameters that DDP reduces, by name; refuses those that zcomm cannot send."""
-    ignored = getattr(ddp, "parameters_to_ignore", ())
-    # torch.compile's wrapper adds to the names; patterns and saved states should not see it.
-    named = {
-        name.replace("_orig_mod.", ""): p
-        for name, p in ddp.module.named_parameters()
-        if p.requires_grad and name not in ignored
-    }
-    for name, p in named.items():
-        expect_sendable(p, f"parameter {name!r}", _IGNORE)
-    for prefix, module in ddp.module.named_modules():
-        name = f"{prefix}.weight".lstrip(".").replace("_orig_mod.", "")
-        if getattr(module, "sparse", False) is True and name in named:
-            raise ValueError(
-                f"parameter {name!r}: expected dense gradients, got a "
-                f"{type(module).__name__}(sparse=True); use sparse=False{_IGNORE}"
-            )
-    return named
-
-
-def _items(named: Mapping[str, Tensor], settings: Settings, world_size: int) -> dict[str, Item]:
-    """An item for each parameter; its owners do not depend on buckets."""
-    codecs = {name: settings.codec_of(name, p.numel()) for name, p in named.items()}
-    sizes = [(p.numel(), block_of(codecs[name])) for name, p in named.items()]
-    bounds = owner_bounds(sizes, world_size)
-    return {
-        name: Item(name, codecs[name], p.numel(), 0, cuts)
-        for (name, p), cuts in zip(named.items(), bounds)
-    }
+def _keep(job: Job) -> None:
+    """The job of a world of one rank: with a sink, what the bucket holds is the sum."""
+    source, target = job.source, job.target
+    assert source is not None
+    assert target is not None
+    for chunk, layout in zip(job.chunks, job.places or ()):
+        for of, to in zip(chunk.wire.segments, layout.segments):
+            values = source[of.offset : of.offset + of.numel]
+            part = target[to.offset : to.offset + to.numel]
+            part.add_(values) if job.accumulate else part.copy_(values)
+    job.complete()
 
 
 def _all_finite(t: Tensor) -> bool:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from zcomm import arguments
+from zcomm.chunks import Chunk, Item, Piece, piece_limit
 from zcomm.layout import Layout, Residuals
-from zcomm.plan import Chunk, Item, Piece, piece_limit
 from zcomm.sharding import cut
 
+HOPS = ("sent", "owned")
 # How an item is fed back: not at all, in full, or with a decay.
 Mode = bool | float
 # Codecs that leave so much out that they do not work without feedback.
@@ -84,19 +85,25 @@ class Feedback:
         return True if self.decay is None else self.decay
 
     def bind(
-        self, chunks: Sequence[Chunk], rank: int, mode: Callable[[Item], Mode]
+        self,
+        chunks: Sequence[Chunk],
+        rank: int,
+        mode: Callable[[Item], Mode],
+        gather: bool = True,
     ) -> list[list[ChunkFeedback]]:
-        """The residuals of each chunk, for each side that a step may start from."""
-        for item in {p.item.key: p.item for c in chunks for p in c.pieces}.values():
-            if mode(item) is not False:
-                self._hold(item, rank)
+        """The residuals of each chunk, for each side that a step may start from.
+
+        Without `gather` there is no second hop, and nothing is held for it.
+        """
+        items = {p.item.key: p.item for c in chunks for p in c.pieces}.values()
+        self.hold((item for item in items if mode(item) is not False), rank, gather)
         longest = max((c.numel for c in chunks), default=0)
         if self._scratch.numel() < longest and any(
             isinstance(mode(p.item), float) for c in chunks for p in c.pieces
         ):
             self._scratch = torch.zeros(longest, dtype=self.dtype)
         sides = range(2 if self.double_buffered else 1)
-        return [[self._bind_chunk(c, side, mode) for c in chunks] for side in sides]
+        return [[self._bind_chunk(c, side, mode, gather) for c in chunks] for side in sides]
 
     def bind_once(self, plan: object, chunks: Sequence[Chunk], rank: int) -> list[ChunkFeedback]:
         """bind() for the one tensor of a collective; refuses another one."""
@@ -116,29 +123,31 @@ class Feedback:
 
     def rescale(self, factor: float) -> None:
         """Multiplies all residuals: the loss scale has changed."""
-        for held in self._held.values():
-            for hop in (held.sent, held.owned):
-                hop.rescale(self.side, factor)
+        for hop in self._hops():
+            hop.rescale(self.side, factor)
 
     def nbytes(self) -> int:
-        stored = (t for h in self._held.values() for hop in (h.sent, h.owned) for t in hop.sides)
-        return sum(t.nbytes for t in stored) + self._scratch.nbytes
+        stored = sum(t.nbytes for hop in self._hops() for t in hop.sides)
+        return stored + self._scratch.nbytes
+
+    def _hops(self) -> list[HopStorage]:
+        return [hop for held in self._held.values() for hop in held if hop is not None]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the residuals: {"sent": {name: tensor}, "owned": {name: tensor}}."""
         return {
-            hop: {key: getattr(h, hop).sides[self.side].clone() for key, h in self._held.items()}
-            for hop in ("sent", "owned")
+            hop: {key: s.sides[self.side].clone() for key, s in self.held(hop).items()}
+            for hop in HOPS
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Overwrites the residuals; refuses other names or sizes before anything is written."""
         pairs: list[tuple[Tensor, Tensor]] = []
-        for hop in ("sent", "owned"):
-            saved = state[hop]
-            _expect_same_names(hop, self._held, saved)
-            for key, held in self._held.items():
-                mine = getattr(held, hop).sides[self.side]
+        for hop in HOPS:
+            saved, storages = state[hop], self.held(hop)
+            _expect_same_names(hop, storages, saved)
+            for key, storage in storages.items():
+                mine = storage.sides[self.side]
                 if mine.shape != saved[key].shape or mine.dtype is not saved[key].dtype:
                     raise ValueError(
                         f"residuals of {key!r} ({hop}): expected {tuple(mine.shape)} {mine.dtype}, "
@@ -149,22 +158,27 @@ class Feedback:
         for mine, theirs in pairs:
             mine.copy_(theirs)
 
-    def hold(self, items: Iterable[Item], rank: int) -> None:
+    def held(self, hop: str) -> dict[str, HopStorage]:
+        """The residuals of one hop, by parameter."""
+        storages = {key: getattr(held, hop) for key, held in self._held.items()}
+        return {key: storage for key, storage in storages.items() if storage is not None}
+
+    def hold(self, items: Iterable[Item], rank: int, gather: bool = True) -> None:
         """Makes residuals of zeros for items that have none yet."""
+        sides = 2 if self.double_buffered else 1
         for item in items:
-            self._hold(item, rank)
+            if item.key not in self._held:
+                self._held[item.key] = _Held(
+                    HopStorage(item, range(len(item.bounds) - 1), self.dtype, sides),
+                    HopStorage(item, [rank], self.dtype, sides) if gather else None,
+                )
 
-    def _hold(self, item: Item, rank: int) -> _Held:
-        if item.key not in self._held:
-            sides = 2 if self.double_buffered else 1
-            self._held[item.key] = _Held(
-                _HopStorage(item, range(len(item.bounds) - 1), self.dtype, sides),
-                _HopStorage(item, [rank], self.dtype, sides),
-            )
-        return self._held[item.key]
-
-    def _bind_chunk(self, chunk: Chunk, side: int, mode: Callable[[Item], Mode]) -> ChunkFeedback:
+    def _bind_chunk(
+        self, chunk: Chunk, side: int, mode: Callable[[Item], Mode], gather: bool
+    ) -> ChunkFeedback:
         sent = self._bind_hop(chunk.wire, chunk.pieces, "sent", side, mode)
+        if not gather:
+            return ChunkFeedback(sent, None)
         owned = self._bind_hop(chunk.own, chunk.own_pieces, "owned", side, mode)
         return ChunkFeedback(sent, owned)
 
@@ -186,7 +200,7 @@ class Feedback:
                 inputs.append(None)
                 outputs.append(None)
                 continue
-            storage: _HopStorage = getattr(self._held[piece.item.key], hop)
+            storage: HopStorage = getattr(self._held[piece.item.key], hop)
             old = storage.view(piece, side)
             new = storage.view(piece, 1 - side) if self.double_buffered else old
             inputs.append(old)
@@ -212,15 +226,16 @@ class Feedback:
 
 
 class _Held(NamedTuple):
-    sent: _HopStorage
-    owned: _HopStorage
+    sent: HopStorage
+    owned: HopStorage | None
 
 
-class _HopStorage:
+class HopStorage:
     """One residual of one item: a tensor for each side, and where each piece lies in it."""
 
     def __init__(self, item: Item, owners: Iterable[int], dtype: torch.dtype, sides: int) -> None:
         limit = piece_limit(item.codec, len(item.bounds) - 1)
+        self.item = item
         self._codec = item.codec
         self._ranges: dict[int, tuple[int, int, int]] = {}
         at = 0
@@ -235,16 +250,35 @@ class _HopStorage:
         start, stop, _ = self._ranges[piece.start]
         return self.sides[side][start:stop]
 
-    def rescale(self, side: int, factor: float) -> None:
+    @property
+    def numel(self) -> int:
+        return sum(numel for *_, numel in self._ranges.values())
+
+    def read(self, side: int) -> Tensor:
+        """The values, in the order of the parameter's elements; fp32 and bf16 as stored."""
         stored = self.sides[side]
         if stored.dtype is not torch.int8:
-            stored.mul_(factor)
+            return stored
+        parts = [self._codec.read_residual(stored[a:b], n) for a, b, n in self._ranges.values()]
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    def write(self, side: int, values: Tensor) -> None:
+        """Overwrites the residual."""
+        stored = self.sides[side]
+        if stored.dtype is not torch.int8:
+            stored.copy_(values)
             return
-        for start, stop, numel in self._ranges.values():
-            part = stored[start:stop]
-            values = self._codec.read_residual(part, numel) * factor
-            kept = torch.zeros(numel, dtype=torch.bool)
-            part.copy_(self._codec.write_residual(values, kept, part))
+        sizes = [n for *_, n in self._ranges.values()]
+        for (start, stop, n), part in zip(self._ranges.values(), torch.split(values, sizes)):
+            kept = torch.zeros(n, dtype=torch.bool)
+            to = stored[start:stop]
+            to.copy_(self._codec.write_residual(part, kept, to))
+
+    def rescale(self, side: int, factor: float) -> None:
+        if self.sides[side].dtype is torch.int8:
+            self.write(side, self.read(side) * factor)
+        else:
+            self.sides[side].mul_(factor)
 
 
 def checked_decay(decay: object) -> float:

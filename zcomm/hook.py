@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm import arguments
 from zcomm.compressor import Compressor, Stats
-from zcomm.settings import Settings
+from zcomm.settings import SETTING_NAMES, Settings
 
 
 class HookState:
@@ -22,10 +21,10 @@ class HookState:
     """
 
     def __init__(self, codec: Any = "lm4", *, scaler: Any = None, **settings: Any) -> None:
-        known = [field.name for field in fields(Settings)]
         for name in settings:
-            if name not in known:
-                raise TypeError(f"expected settings {', '.join(known)} or scaler, got {name!r}")
+            if name not in SETTING_NAMES:
+                known = ", ".join(SETTING_NAMES)
+                raise TypeError(f"expected settings {known} or scaler, got {name!r}")
         self.settings = Settings(codec=codec, **settings)
         self.scaler = _checked_scaler(scaler)
         self._compressor: Compressor | None = None
@@ -44,10 +43,12 @@ class HookState:
             )
         return Handle(self._compressor)
 
-    def bind(self, ddp: DistributedDataParallel) -> Compressor:
-        """Meets the other ranks: a collective call."""
+    def bind(
+        self, ddp: DistributedDataParallel, compared: Mapping[str, str] | None = None
+    ) -> Compressor:
+        """Meets the other ranks: a collective call. `compared` must be the same on all of them."""
         if self._compressor is None:
-            self._compressor = Compressor(ddp, self.settings, self.scaler)
+            self._compressor = Compressor(ddp, self.settings, self.scaler, compared)
         return self._compressor
 
     def compressor(self) -> Compressor:

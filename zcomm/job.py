@@ -6,13 +6,29 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from zcomm.chunks import Chunk
 from zcomm.feedback import ChunkFeedback, Hop
-from zcomm.plan import Chunk
 from zcomm.transport import Work
+
+
+class Memory(Protocol):
+    """What an all-gather reads and writes, where that is not one flat tensor."""
+
+    itemsize: int  # bytes of an element, if nothing encoded it
+    needs_own: bool  # whether store() is given this rank's own part, too
+
+    def load(self, index: int, values: Tensor) -> None:
+        """Overwrites `values` with what this rank owns of a chunk."""
+        ...
+
+    def store(self, index: int, values: Tensor) -> None:
+        """Takes the decoded values of a chunk, packed."""
+        ...
 
 
 class Job:
@@ -22,29 +38,37 @@ class Job:
     sources are summed, with `gather` every rank receives all of it; one or both. `signature` says
     what must be the same on all ranks. `finish` is called before anyone is told that the job has
     completed, with the error if there is one.
+
+    A reduce-scatter packs its sums in the target, or, with `places`, puts (or adds) those of each
+    chunk where that layout says. An all-gather of `memory` has neither source nor target.
     """
 
     def __init__(
         self,
         what: str,
         chunks: Sequence[Chunk],
-        source: Tensor,
-        target: Tensor,
+        source: Tensor | None,
+        target: Tensor | None,
         *,
         reduce: bool,
         gather: bool,
         prescale: float = 1.0,
         verify: bool = True,
         feedback: Sequence[ChunkFeedback] | None = None,
+        places: Sequence[Any] | None = None,
+        accumulate: bool = False,
+        memory: Memory | None = None,
         signature: str = "",
         finish: Callable[[BaseException | None], None] | None = None,
     ) -> None:
         self.what, self.chunks = what, chunks
         self.source, self.target = source, target
+        self.places, self.accumulate, self.memory = places, accumulate, memory
         self.reduce, self.gather = reduce, gather
         self.prescale, self.verify, self.feedback = prescale, verify, feedback
         self.signature = signature
         self.error: BaseException | None = None
+        self.itemsize = memory.itemsize if memory else _itemsize(target)
         self.started = self.decoded = 0  # chunks
         self.check: Check | None = None
         self._finish = finish
@@ -139,6 +163,11 @@ class Flight:
     def __str__(self) -> str:
         count = len(self.job.chunks)
         return f"{self.job.what}, {self.hop} of chunk {self.index + 1} of {count}"
+
+
+def _itemsize(target: Tensor | None) -> int:
+    assert target is not None
+    return target.element_size()
 
 
 def grown(buffer: Tensor, nbytes: int) -> Tensor:

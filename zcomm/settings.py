@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 import torch
 
 from zcomm import arguments
+from zcomm.chunks import ChunkSize, best_chunk_size
 from zcomm.codecs import Codec, codec
 from zcomm.feedback import NEEDS_FEEDBACK, Mode, checked_decay
-from zcomm.plan import ChunkSize, best_chunk_size
 
 # What is best for each codec: benchmarks/convergence.py.
 DEFAULT_FEEDBACK: dict[str, Mode] = {
@@ -112,6 +112,9 @@ class Settings:
         """The settings that must be the same on all ranks, as text."""
         named = ((f.name, getattr(self, f.name)) for f in fields(self))
         return {name: _text(value) for name, value in named if name not in _NOT_COMPARED}
+
+
+SETTING_NAMES = tuple(field.name for field in fields(Settings))
 
 
 def expect_same(everyone: Sequence[Mapping[str, str]], rank: int) -> None:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from zcomm.chunks import Chunk
 from zcomm.job import Flight, Job, grown
-from zcomm.plan import Chunk
 from zcomm.wire import WireError
 
 
@@ -68,6 +68,7 @@ class Steps:
         """Encodes the flat tensor, each owner's frame for that owner."""
         job, chunk = flight.job, flight.chunk
         self.counters.raw_bytes += self._raw_bytes(job, chunk)
+        assert job.source is not None
         with self.counters.time("encode_s"):
             self._encode(flight, "sent", chunk.wire, job.source, flight.wire, job.prescale)
         return Exchange(flight.rows, flight.others, chunk.row_splits, chunk.frame_splits)
@@ -75,26 +76,38 @@ class Steps:
     def total(self, flight: Flight) -> Tensor:
         """The sum of this rank's frames: in the target, or on its way to the second hop."""
         job, chunk = flight.job, flight.chunk
-        part = job.target[chunk.shard_offset : chunk.shard_offset + chunk.own.numel]
-        direct = not job.gather and part.dtype is chunk.sum_dtype
-        shard = part if direct else self._shard_buffer(chunk)
         with self.counters.time("decode_s"):
-            try:
-                chunk.own.decode_sum(
-                    self._frames(flight), out=shard, verify=job.verify, threads=self._threads
-                )
-            except WireError as error:
-                raise self._refused(flight, error.wire_index, error) from error
-            if not (job.gather or direct):
+            if job.places and not job.accumulate:
+                assert job.target is not None
+                return self._decode_sum(flight, job.places[flight.index], job.target)
+            part = None if job.gather or job.places else self._part(job.target, chunk)
+            direct = part is not None and part.dtype is chunk.sum_dtype
+            shard = part if part is not None and direct else self._shard_buffer(chunk)
+            self._decode_sum(flight, chunk.own, shard)
+            if job.places:
+                _add(job.places[flight.index], shard, job.target)
+            elif part is not None and not direct:
                 part.copy_(shard)
         return shard
+
+    def _decode_sum(self, flight: Flight, layout: Any, out: Tensor) -> Tensor:
+        frames, verify = self._frames(flight), flight.job.verify
+        try:
+            layout.decode_sum(frames, out=out, verify=verify, threads=self._threads)
+        except WireError as error:
+            raise self._refused(flight, error.wire_index, error) from error
+        return out
 
     def encode_source(self, flight: Flight) -> Exchange:
         """The first step of an all-gather: the source is what this rank owns."""
         job, chunk = flight.job, flight.chunk
         self.counters.raw_bytes += self._raw_bytes(job, chunk)
-        part = job.source[chunk.shard_offset : chunk.shard_offset + chunk.own.numel]
-        return self.encode_own(flight, part)
+        if job.memory is None:
+            return self.encode_own(flight, self._part(job.source, chunk))
+        with self.counters.time("encode_s"):
+            shard = self._shard_buffer(chunk)
+            job.memory.load(flight.index, shard)
+        return self.encode_own(flight, shard)
 
     def encode_own(self, flight: Flight, shard: Tensor) -> Exchange:
         """Encodes what this rank owns, for all ranks and for itself."""
@@ -110,7 +123,9 @@ class Steps:
         options: dict[str, Any] = {"verify": job.verify, "threads": self._threads}
         with self.counters.time("decode_s"):
             try:
-                if job.target.dtype is chunk.sum_dtype:
+                if job.memory is not None:
+                    job.memory.store(flight.index, self._staged(flight, options))
+                elif job.target is not None and job.target.dtype is chunk.sum_dtype:
                     chunk.wire.decode(flight.wire, out=job.target, **options)
                 else:
                     self._decode_staged(flight, options)
@@ -145,15 +160,28 @@ class Steps:
 
     def _decode_staged(self, flight: Flight, options: dict[str, Any]) -> None:
         """Kernels write fp32; a bf16 or fp16 target is filled from there."""
-        job, chunk = flight.job, flight.chunk
-        self._stage = grown(self._stage, chunk.numel * 4)
-        stage = self._stage[: chunk.numel * 4].view(torch.float32)
-        chunk.packed.decode(flight.wire, out=stage, **options)
-        segments = chunk.wire.segments
+        target, segments = flight.job.target, flight.chunk.wire.segments
+        assert target is not None
         torch._foreach_copy_(
-            [job.target[s.offset : s.offset + s.numel] for s in segments],
-            list(torch.split(stage, [s.numel for s in segments])),
+            [target[s.offset : s.offset + s.numel] for s in segments],
+            list(torch.split(self._staged(flight, options), [s.numel for s in segments])),
         )
+
+    def _staged(self, flight: Flight, options: dict[str, Any]) -> Tensor:
+        """The decoded elements of a chunk, packed; this rank's own only where they are needed."""
+        chunk, memory = flight.chunk, flight.job.memory
+        own = memory is None or memory.needs_own
+        layout, wire = (chunk.packed, flight.wire) if own else (chunk.packed_others, flight.others)
+        nbytes = layout.numel * chunk.sum_dtype.itemsize
+        self._stage = grown(self._stage, nbytes)
+        stage = self._stage[:nbytes].view(chunk.sum_dtype)
+        layout.decode(wire, out=stage, **options)
+        return stage
+
+    def _part(self, flat: Tensor | None, chunk: Chunk) -> Tensor:
+        """What this rank owns of a chunk, in a tensor of all that it owns."""
+        assert flat is not None
+        return flat[chunk.shard_offset : chunk.shard_offset + chunk.own.numel]
 
     def _shard_buffer(self, chunk: Chunk) -> Tensor:
         nbytes = chunk.own.numel * chunk.sum_dtype.itemsize
@@ -164,7 +192,7 @@ class Steps:
         """What the same collective would send without a codec, in the tensor's own dtype."""
         others = chunk.numel - chunk.own.numel if job.reduce else 0
         copies = chunk.own.numel * (self._world_size - 1) if job.gather else 0
-        return (others + copies) * job.target.element_size()
+        return (others + copies) * job.itemsize
 
     def _refused(self, flight: Flight, sender: int | None, error: WireError) -> WireError:
         return WireError(
@@ -183,3 +211,13 @@ class Steps:
             except WireError:
                 return sender
         return None
+
+
+def _add(layout: Any, values: Tensor, target: Tensor | None) -> None:
+    """Adds packed values where a layout's segments lie in the target."""
+    assert target is not None
+    segments = layout.segments
+    torch._foreach_add_(
+        [target[s.offset : s.offset + s.numel] for s in segments],
+        list(torch.split(values, [s.numel for s in segments])),
+    )

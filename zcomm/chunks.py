@@ -1,4 +1,4 @@
-"""Plans: how a flat tensor travels. Items are cut into pieces, pieces fill chunks.
+"""Chunks: how a flat tensor travels. Items are cut into pieces, pieces fill chunks.
 
 | word  | what it is |
 | ----- | --- |
@@ -12,7 +12,7 @@ what goes to the others, and what comes from them, is then one contiguous range.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
@@ -59,6 +59,7 @@ class Chunk:
     def __init__(
         self, pieces: Sequence[Piece], rank: int, world_size: int, shard_offset: int, raw: bool
     ) -> None:
+        self.rank = rank
         self.pieces = sorted(pieces, key=lambda p: _slot(p.owner, rank, world_size))
         self.own_pieces = [p for p in self.pieces if p.owner == rank]
         self.numel = sum(p.stop - p.start for p in pieces)
@@ -79,11 +80,42 @@ class Chunk:
     @cached_property
     def packed(self) -> Layout | RawLayout:
         """The same frames, for a buffer that holds nothing but the chunk's elements."""
-        starts = accumulate((s.numel for s in self.wire.segments), initial=0)
+        return self._packed(self.wire.segments, self.wire.peers)
+
+    @cached_property
+    def packed_others(self) -> Layout | RawLayout:
+        """Of those, the frames of the other ranks."""
+        others = self.wire.peers - 1
+        return self._packed([s for s in self.wire.segments if s.peer < others], others)
+
+    def placed(self, positions: Mapping[str, int]) -> Layout | RawLayout:
+        """The layout of this rank's frame, for a buffer with its run of each item at a position."""
         segments = [
-            Segment(s.codec, s.numel, start, s.peer) for s, start in zip(self.wire.segments, starts)
+            Segment(
+                p.item.codec,
+                p.stop - p.start,
+                positions[p.item.key] + p.start - p.item.bounds[self.rank],
+            )
+            for p in self.own_pieces
         ]
-        return _layout(segments, self.wire.peers, self.sum_dtype is torch.float64)
+        return _layout(segments, 1, self.sum_dtype is torch.float64)
+
+    def runs(self) -> list[Piece]:
+        """The pieces in the order of `packed`, neighbours of one item and owner joined."""
+        joined: list[Piece] = []
+        for piece in self.pieces:
+            end = (joined[-1].item, joined[-1].owner, joined[-1].stop) if joined else None
+            if end == (piece.item, piece.owner, piece.start):
+                joined[-1] = joined[-1]._replace(stop=piece.stop)
+            else:
+                joined.append(piece)
+        return joined
+
+    def _packed(self, segments: Iterable[Segment], peers: int) -> Layout | RawLayout:
+        segments = list(segments)
+        starts = accumulate((s.numel for s in segments), initial=0)
+        moved = [Segment(s.codec, s.numel, at, s.peer) for s, at in zip(segments, starts)]
+        return _layout(moved, peers, self.sum_dtype is torch.float64)
 
 
 class ChunkSize(NamedTuple):

@@ -1,0 +1,67 @@
+"""Whether an optimizer can work on shards: it must treat every element alike.
+
+It is tried: a small tensor as a whole, and the same in two parts, must be updated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_SHAPE, _SIZES, _STEPS = (6, 8), [20, 28], 3
+# Fused kernels round a vector's last elements in another way.
+_RTOL, _ATOL = 1e-5, 1e-7
+
+
+def try_on_parts(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, str]:
+    """What state the optimizer keeps: "element" (one value per element) or "whole".
+
+    Refuses an optimizer that cannot work on parts of a parameter, and says why.
+    """
+    name = getattr(optimizer_class, "__name__", repr(optimizer_class))
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
+        raise TypeError(
+            f"ZeroOptimizer: expected a class of torch.optim, such as torch.optim.AdamW, got {name}"
+        )
+    whole = torch.linspace(-1, 1, _SHAPE[0] * _SHAPE[1]).reshape(_SHAPE)
+    parts = [part.clone() for part in torch.split(whole.flatten(), _SIZES)]
+    try:
+        state = _steps(optimizer_class, [whole], options)[whole]
+        _steps(optimizer_class, parts, options)
+    except Exception as error:
+        raise ValueError(
+            f"ZeroOptimizer: expected an optimizer whose step() updates element by element, got "
+            f"{name}, which cannot: {type(error).__name__}: {error}"
+        ) from error
+    if not torch.allclose(torch.cat(parts), whole.flatten(), rtol=_RTOL, atol=_ATOL):
+        raise ValueError(
+            f"ZeroOptimizer: expected an optimizer that updates element by element, got {name}: "
+            "it updates parts of a parameter differently from the whole; use it with "
+            "zcomm.compress, which does not shard"
+        )
+    kinds = {key: _kind(value, whole) for key, value in state.items()}
+    return {key: kind for key, kind in kinds.items() if kind}
+
+
+def _steps(optimizer_class: Any, tensors: list[Tensor], options: Mapping[str, Any]) -> Any:
+    optimizer = optimizer_class([{"params": tensors, **options}])
+    for step in range(_STEPS):
+        at = 0
+        for t in tensors:
+            numbers = torch.arange(at, at + t.numel(), dtype=torch.float32)
+            t.grad = torch.cos(numbers * (step + 1)).reshape(t.shape)
+            at += t.numel()
+        optimizer.step()
+    return optimizer.state
+
+
+def _kind(value: Any, whole: Tensor) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Tensor) and value.shape == whole.shape:
+        return "element"
+    return "whole"

@@ -1,0 +1,149 @@
+"""The gather of parameters after an optimizer's step.
+
+Exact: owners send their runs in the parameter's own dtype. With a codec, owners send the difference
+between their fp32 master and the parameter, which is the same on all ranks:
+
+    d  =  decode(encode(master - p))        p  <-  p + d        on every rank, the owner too
+
+The master loses nothing: what the codec leaves out is part of the next difference. Replicas stay
+identical, because all of them add the same d to the same p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, compress
+
+import torch
+from torch import Tensor
+
+from zcomm.chunks import Chunk, Item, Piece, make_chunks
+from zcomm.codecs import Codec, codec
+from zcomm.job import Job
+from zcomm.settings import Settings
+from zcomm.shards import Shard
+
+# Codecs that carry a parameter's own dtype exactly.
+_EXACT = {
+    torch.float32: "none",
+    torch.float64: "none",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
+
+
+def difference_codec(settings: Settings | None, shard: Shard) -> Codec | None:
+    """The codec of a parameter's differences; None: it is gathered exactly."""
+    dtype = shard.flat.dtype
+    if settings is None or dtype is torch.float64:
+        return None
+    found = settings.codec_of(shard.name, shard.item.numel)
+    return None if found.name == "none" else found
+
+
+class Gather:
+    """Parameters of one dtype, and where their chunks go."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        rank: int,
+        world_size: int,
+        settings: Settings,
+        param_settings: Settings | None,
+    ) -> None:
+        self.dtype = shards[0].flat.dtype
+        self._shards = {shard.name: shard for shard in shards}
+        self._codecs = {s.name: difference_codec(param_settings, s) for s in shards}
+        offsets = accumulate((shard.item.numel for shard in shards), initial=0)
+        items = [self._item(shard, offset) for shard, offset in zip(shards, offsets)]
+        size = settings.chunk_size(world_size)
+        raw = self.dtype is torch.float64
+        self.chunks = make_chunks(items, rank, world_size, size, raw)
+        self._verify = settings.verify
+        self._specs = ", ".join(sorted({item.codec.spec for item in items}))
+        self._memory = _Memory(self.chunks, self._shards, self._codecs, self.dtype)
+
+    def job(self, what: str, signature: str) -> Job:
+        numel = sum(chunk.numel for chunk in self.chunks)
+        return Job(
+            f"parameters of {what}",
+            self.chunks,
+            None,
+            None,
+            reduce=False,
+            gather=True,
+            verify=self._verify,
+            memory=self._memory,
+            signature=f"{what}: {numel} {self.dtype} parameters as {self._specs}{signature}",
+        )
+
+    def _item(self, shard: Shard, offset: int) -> Item:
+        exact = codec(_EXACT[self.dtype])
+        return shard.item._replace(codec=self._codecs[shard.name] or exact, offset=offset)
+
+
+class _Memory:
+    """Parameters as the engine reads and writes them, chunk by chunk; views are made once."""
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        shards: Mapping[str, Shard],
+        codecs: Mapping[str, Codec | None],
+        dtype: torch.dtype,
+    ) -> None:
+        self.itemsize = dtype.itemsize
+        self.needs_own = any(shard.has_master for shard in shards.values())
+        self._loaded: list[tuple[list[Tensor], _Views]] = []
+        self._stored: list[_Views] = []
+        for chunk in chunks:
+            runs = chunk.runs()
+            own = [run for run in runs if run.owner == chunk.rank]
+            stored = runs if self.needs_own else [run for run in runs if run.owner != chunk.rank]
+            truths = [_truth(run, shards[run.item.key]) for run in own]
+            self._loaded.append((truths, _Views(own, shards, codecs)))
+            self._stored.append(_Views(stored, shards, codecs))
+
+    def load(self, index: int, values: Tensor) -> None:
+        truths, views = self._loaded[index]
+        parts = views.split(values)
+        if parts:
+            torch._foreach_copy_(parts, truths)
+        if any(views.coded):
+            torch._foreach_sub_(_where(parts, views.coded), _where(views.flats, views.coded))
+
+    def store(self, index: int, values: Tensor) -> None:
+        views = self._stored[index]
+        parts = views.split(values)
+        if not all(views.coded):
+            torch._foreach_copy_(_where(views.flats, views.exact), _where(parts, views.exact))
+        if any(views.coded):
+            torch._foreach_add_(_where(views.flats, views.coded), _where(parts, views.coded))
+
+
+class _Views:
+    """Views of parameters, in the order of values that are packed."""
+
+    def __init__(
+        self,
+        runs: Sequence[Piece],
+        shards: Mapping[str, Shard],
+        codecs: Mapping[str, Codec | None],
+    ) -> None:
+        self.flats = [shards[run.item.key].flat[run.start : run.stop] for run in runs]
+        self.coded = [codecs[run.item.key] is not None for run in runs]  # sent as differences
+        self.exact = [not coded for coded in self.coded]
+        self._sizes = [run.stop - run.start for run in runs]
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        return list(torch.split(values, self._sizes))
+
+
+def _truth(run: Piece, shard: Shard) -> Tensor:
+    """What the owner has of a run: its master, or the parameter itself."""
+    return shard.tensor.detach()[run.start - shard.start : run.stop - shard.start]
+
+
+def _where(tensors: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]:
+    return list(compress(tensors, chosen))

@@ -1,0 +1,50 @@
+"""The parameters that DDP reduces: their names, and who owns what of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from zcomm.chunks import Item, block_of
+from zcomm.settings import Settings
+from zcomm.sharding import owner_bounds
+from zcomm.transport import expect_sendable
+
+_IGNORE = (
+    "; or exclude it with "
+    "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [name])"
+)
+
+
+def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters that DDP reduces, by name; refuses those that zcomm cannot send."""
+    ignored = getattr(ddp, "parameters_to_ignore", ())
+    # torch.compile's wrapper adds to the names; patterns and saved states should not see it.
+    named = {
+        name.replace("_orig_mod.", ""): p
+        for name, p in ddp.module.named_parameters()
+        if p.requires_grad and name not in ignored
+    }
+    for name, p in named.items():
+        expect_sendable(p, f"parameter {name!r}", _IGNORE)
+    for prefix, module in ddp.module.named_modules():
+        name = f"{prefix}.weight".lstrip(".").replace("_orig_mod.", "")
+        if getattr(module, "sparse", False) is True and name in named:
+            raise ValueError(
+                f"parameter {name!r}: expected dense gradients, got a "
+                f"{type(module).__name__}(sparse=True); use sparse=False{_IGNORE}"
+            )
+    return named
+
+
+def items_of(named: Mapping[str, Tensor], settings: Settings, world_size: int) -> dict[str, Item]:
+    """An item for each parameter; its owners do not depend on buckets."""
+    codecs = {name: settings.codec_of(name, p.numel()) for name, p in named.items()}
+    sizes = [(p.numel(), block_of(codecs[name])) for name, p in named.items()]
+    bounds = owner_bounds(sizes, world_size)
+    return {
+        name: Item(name, codecs[name], p.numel(), 0, cuts)
+        for (name, p), cuts in zip(named.items(), bounds)
+    }

@@ -1,0 +1,126 @@
+"""ShardedGradient: what `p.grad` is under ZeRO.
+
+No rank has the whole gradient: each owner has its run of it. An ordinary tensor in `p.grad` would
+be this rank's local gradient, which looks right and is not. This one holds no memory and refuses to
+be read, with a remedy; what torch itself does to gradients in a training loop works as it should:
+
+| what                    | who does it                         | what it means here              |
+| ----------------------- | ----------------------------------- | ------------------------------- |
+| `zero_`, `_foreach_zero_` | zero_grad(set_to_none=False)      | the shard is zero               |
+| `add_`                  | a backward() before zero_grad()     | its gradient is kept apart      |
+| `copy_` from it         | DDP fills a bucket                  | that gradient, and only that    |
+| `copy_` to it           | DDP empties a bucket                | nothing                         |
+| `_amp_foreach_...`      | GradScaler.unscale_(), .step()      | unscales shards; ranks agree    |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+Unscale = Callable[[Sequence["ShardedGradient"], Tensor, Tensor], None]
+
+
+class ShardedGradient(Tensor):
+    """Stands for the gradient of one parameter, of which `shard` is what this rank owns."""
+
+    shard: Tensor
+    of: str  # the name of the parameter
+    unscale: Unscale
+    local: Tensor | None  # of this rank alone, not reduced yet
+    zeroed: bool  # by zero_grad(set_to_none=False)
+    reduced_twice: bool  # DDP took `local` while the shard was still wanted
+
+    @staticmethod
+    def __new__(cls, name: str, p: Tensor, shard: Tensor, unscale: Unscale) -> ShardedGradient:
+        made: ShardedGradient = Tensor._make_wrapper_subclass(
+            cls, p.size(), strides=p.stride(), dtype=p.dtype, device=p.device
+        )
+        made.of, made.shard, made.unscale = name, shard, unscale
+        made.local, made.zeroed, made.reduced_twice = None, False, False
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        known = _KNOWN.get(func)
+        if known is None:
+            raise RuntimeError(_refusal(args))
+        return known(*args)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"<zcomm: gradient of {self.of!r}, sharded; see opt.full_grad(p)>"
+
+    def add_local(self, gradient: Tensor) -> None:
+        self.local = gradient.clone() if self.local is None else self.local.add_(gradient)
+
+    def fill(self, bucket_view: Tensor) -> None:
+        """Hands what this rank has to DDP."""
+        if self.local is None:
+            bucket_view.zero_()
+        else:
+            bucket_view.copy_(self.local)
+        self.local = None
+        self.reduced_twice = not self.zeroed
+
+    def zero(self) -> None:
+        self.shard.zero_()
+        self.local, self.zeroed = None, True
+
+
+def _add(into: Any, gradient: Tensor, **_: Any) -> Any:
+    if not isinstance(into, ShardedGradient):
+        raise RuntimeError(_refusal([gradient]))
+    into.add_local(gradient)
+    return into
+
+
+def _copy(into: Tensor, source: Tensor, *_: Any) -> Tensor:
+    if not isinstance(into, ShardedGradient):
+        assert isinstance(source, ShardedGradient)
+        source.fill(into)
+    return into
+
+
+def _zero(gradient: ShardedGradient) -> ShardedGradient:
+    gradient.zero()
+    return gradient
+
+
+def _zero_all(gradients: Sequence[Tensor]) -> None:
+    for gradient in gradients:
+        gradient.zero() if isinstance(gradient, ShardedGradient) else gradient.zero_()
+
+
+def _unscale_all(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    sharded = [g for g in gradients if isinstance(g, ShardedGradient)]
+    plain = [g for g in gradients if not isinstance(g, ShardedGradient)]
+    if plain:
+        torch._amp_foreach_non_finite_check_and_unscale_(plain, found_inf, inv_scale)
+    sharded[0].unscale(sharded, found_inf, inv_scale)
+
+
+def _refusal(args: Sequence[Any]) -> str:
+    flat = [a for one in args for a in (one if isinstance(one, (list, tuple)) else [one])]
+    name = next(a.of for a in flat if isinstance(a, ShardedGradient))
+    return (
+        f"p.grad of parameter {name!r}: expected no access, because under ZeroOptimizer each rank "
+        "has only its shard of the gradient; use opt.clip_grad_norm_(max_norm) to clip, "
+        "opt.full_grad(p) to look at it"
+    )
+
+
+_KNOWN: dict[Any, Callable[..., Any]] = {
+    _aten.add_.Tensor: _add,
+    _aten.copy_.default: _copy,
+    _aten.zero_.default: _zero,
+    _aten._foreach_zero_.default: _zero_all,
+    _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale_all,
+}

@@ -1,0 +1,307 @@
+"""ShardedOptimizer: ZeRO stage 1. Every rank keeps and updates its runs of the parameters.
+
+backward()   the hook sums each owner's run of every gradient    reduce-scatter, overlapped
+step()       `inner` updates this rank's runs                    1/W of the work and the state
+             all ranks gather the parameters                     exact, or as differences
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+
+from zcomm import arguments
+from zcomm.chunks import make_chunks
+from zcomm.compressor import Compressor
+from zcomm.elementwise import try_on_parts
+from zcomm.job import Job
+from zcomm.parameter_gather import Gather, difference_codec
+from zcomm.settings import PLAIN, Settings
+from zcomm.sharded_gradient import ShardedGradient
+from zcomm.shards import GradientShards, Shard
+
+
+class ShardedOptimizer(Optimizer):
+    """What zcomm.ZeroOptimizer is, once it has been wired to the hook."""
+
+    def __init__(
+        self, optimizer_class: Any, params: Any, param_settings: Settings | None, options: Any
+    ) -> None:
+        self._optimizer_class = optimizer_class
+        self._param_settings = param_settings
+        self._options = dict(options)
+        self._attached = False
+        super().__init__(params, _defaults(optimizer_class, options))
+        # What state each group's optimizer keeps, by name; see try_on_parts.
+        self.state_kinds = [self._try(group) for group in self.param_groups]
+
+    def _try(self, group: Mapping[str, Any]) -> dict[str, str]:
+        return try_on_parts(self._optimizer_class, self._inner_options(group))
+
+    def _inner_options(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: v for key, v in group.items() if key not in ("params", "param_names")}
+
+    def compared(self, names: Mapping[int, str]) -> dict[str, str]:
+        """What must be the same on all ranks, as text."""
+        groups = [
+            {**self._inner_options(g), "params": [names.get(id(p)) for p in g["params"]]}
+            for g in self.param_groups
+        ]
+        codecs = None if self._param_settings is None else self._param_settings.codec
+        return {
+            "optimizer": self._optimizer_class.__qualname__,
+            "param_codec": repr(codecs),
+            "param_groups": repr(groups),
+        }
+
+    def attach(self, compressor: Compressor, bucket_views: bool) -> None:
+        """Takes its shards of the parameters; from now on the hook brings the gradients."""
+        self._compressor = compressor
+        self.gradients = GradientShards(self._unscale, bucket_views)
+        self._by_id = {id(p): name for name, p in compressor.buckets.named.items()}
+        self._gathers: list[Gather] = []
+        groups = [self._inner_group(group) for group in self.param_groups]
+        self.inner: Optimizer = self._optimizer_class(groups, **self._options)
+        compressor.buckets.sink = self.gradients
+        self._attached = True
+
+    @property
+    def shards(self) -> Mapping[str, Shard]:
+        """This rank's shards, by parameter name."""
+        return self.gradients.shards
+
+    def _inner_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        shards = [self._shard(p) for p in group["params"] if p.requires_grad]
+        self.gradients.add(shards)
+        return {**self._inner_options(group), "params": [shard.tensor for shard in shards]}
+
+    def _shard(self, p: Tensor) -> Shard:
+        name = self._by_id.get(id(p))
+        if name is None:
+            raise ValueError(
+                f"rank {self._compressor.rank}: ZeroOptimizer: expected parameters of the DDP "
+                f"model, got another one, {arguments.describe(p)}; give it to an optimizer of its "
+                "own"
+            )
+        item, rank = self._compressor.buckets.items[name], self._compressor.rank
+        shard = Shard(name, p, item, rank, master=False)
+        coded = difference_codec(self._param_settings, shard) is not None
+        if coded or p.dtype in (torch.bfloat16, torch.float16):
+            shard = Shard(name, p, item, rank, master=True)
+        return shard
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch. All ranks must do so; the next step() compares the groups."""
+        super().add_param_group(param_group)
+        if self._attached:
+            self.state_kinds.append(self._try(self.param_groups[-1]))
+            self.inner.add_param_group(self._inner_group(self.param_groups[-1]))
+            self._compressor.buckets.forget()
+            self._gathers = []
+
+    # A step.
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Updates this rank's runs and gathers all parameters. All ranks must call it."""
+        if closure is not None:
+            raise ValueError(
+                "step: expected no closure, got one: it would run backward() inside of step(), on "
+                "each rank as often as its own loss demands; call backward() before step()"
+            )
+        self._compressor.raise_failure()
+        changed = self._take_changes()
+        self._give_gradients()
+        for outer, inner in zip(self.param_groups, self.inner.param_groups):
+            inner.update(self._inner_options(outer))
+        self.inner.step()
+        self._gather_parameters(f"step {self._compressor.step}", changed)
+
+    def _take_changes(self) -> str:
+        """Follows parameters that were changed outside of step(); says which, for all to compare.
+
+        Runs without a master are the parameter itself: only other memory needs a look.
+        """
+        changed = [shard for shard in self.shards.values() if shard.changed()]
+        names = []
+        for shard in changed:
+            if shard.parameter.data_ptr() != shard.flat.data_ptr():
+                self._gathers = []
+            shard.rebind()
+            if shard.has_master:
+                shard.read()
+                names.append(f"{shard.name} ({_checksum(shard.flat):x})")
+            shard.remember()
+        return f", after a change of {', '.join(names)}" if names else ""
+
+    def _give_gradients(self) -> None:
+        for shard in self.shards.values():
+            grad = shard.parameter.grad
+            if grad is None:
+                shard.tensor.grad = None
+            elif grad is shard.gradient and shard.gradient.local is None:
+                shard.tensor.grad = shard.sum
+            else:
+                raise RuntimeError(
+                    f"rank {self._compressor.rank}: step: expected gradients that were reduced, "
+                    f"got one of parameter {shard.name!r} that is this rank's alone; run the last "
+                    "backward() before step() outside of no_sync(), and leave p.grad to zcomm"
+                )
+
+    def _gather_parameters(self, what: str, note: str = "", exact: bool = False) -> None:
+        if self._compressor.engine is None:
+            for shard in self.shards.values():
+                if shard.has_master:
+                    shard.run.copy_(shard.tensor)
+        else:
+            gathers = self._make_gathers(None) if exact else self._usual_gathers()
+            jobs = [gather.job(what, note) for gather in gathers]
+            for job in jobs:
+                self._compressor.engine.submit(job)
+            for job in jobs:
+                job.wait()
+            self._compressor.raise_failure()
+        shards = self.shards.values()
+        increment_version([shard.parameter for shard in shards])
+        for shard in shards:
+            shard.shared = None
+            shard.remember()
+
+    def _usual_gathers(self) -> list[Gather]:
+        if not self._gathers:
+            self._gathers = self._make_gathers(self._param_settings)
+        return self._gathers
+
+    def _make_gathers(self, param_settings: Settings | None) -> list[Gather]:
+        """One for each dtype."""
+        by_dtype: dict[torch.dtype, list[Shard]] = {}
+        for shard in self.shards.values():
+            by_dtype.setdefault(shard.flat.dtype, []).append(shard)
+        compressor = self._compressor
+        return [
+            Gather(
+                shards, compressor.rank, compressor.world_size, compressor.settings, param_settings
+            )
+            for shards in by_dtype.values()
+        ]
+
+    @torch.no_grad()
+    def sync_parameters(self) -> None:
+        """Gives all ranks the exact parameters, rounded to their dtype only. All must call it.
+
+        With `param_codec` the parameters lag behind the owners' masters by what the codec left
+        out; evaluate and export after this. Training goes on from the exact values.
+        """
+        self._compressor.raise_failure()
+        changed = self._take_changes()
+        self._gather_parameters("sync_parameters", changed, exact=True)
+
+    # Gradients.
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Scales all gradients so that their norm is at most `max_norm`; returns the norm.
+
+        It is that of all ranks' shards together: what torch.nn.utils.clip_grad_norm_ gives for the
+        whole gradient, to rounding. All ranks must call it.
+        """
+        if norm_type <= 0:
+            raise ValueError(f"clip_grad_norm_: expected norm_type > 0, got {norm_type}")
+        self._compressor.raise_failure()
+        self._give_gradients()
+        sums = [s.sum for s in self.shards.values() if s.tensor.grad is not None]
+        norm = self._norm(sums, float(norm_type))
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(
+                f"clip_grad_norm_: expected a finite norm of order {norm_type}, got {norm}"
+            )
+        factor = float(max_norm) / (norm + 1e-6)
+        if sums and not factor >= 1.0:  # a NaN spreads, as in torch
+            torch._foreach_mul_(sums, factor)
+        return torch.tensor(norm)
+
+    def _norm(self, sums: list[Tensor], norm_type: float) -> float:
+        parts = torch._foreach_norm(sums, norm_type) if sums else []
+        mine = [float(part) for part, t in zip(parts, sums) if t.numel()]
+        if math.isinf(norm_type):
+            return _max(self._agree(_max(mine)))
+        # The sum of powers, in fp64 and in rank order: the same on all ranks.
+        total = math.fsum(self._agree(_power_sum(mine, norm_type)))
+        return float(total ** (1 / norm_type))
+
+    def _agree(self, mine: float) -> list[float]:
+        everyone = self._compressor.exchange([mine])
+        self._compressor.raise_failure()
+        return everyone
+
+    def _unscale(
+        self, gradients: Sequence[ShardedGradient], found_inf: Tensor, inv_scale: Tensor
+    ) -> None:
+        """What GradScaler does to gradients, on shards; all ranks find the same."""
+        sums = [g.shard for g in gradients]
+        torch._amp_foreach_non_finite_check_and_unscale_(sums, found_inf, inv_scale)
+        found_inf.fill_(max(self._agree(float(found_inf))))
+
+    @torch.no_grad()
+    def full_grad(self, p: Tensor) -> Tensor | None:
+        """The whole mean gradient of a parameter, gathered from its owners; None if it has none.
+
+        All ranks must call it.
+        """
+        self._compressor.raise_failure()
+        shard = self.shards[self._by_id[id(p)]]
+        if p.grad is None:
+            return None
+        return self._whole_sum(shard).to(p.dtype).as_strided(p.shape, p.stride())
+
+    def _whole_sum(self, shard: Shard) -> Tensor:
+        compressor = self._compressor
+        if compressor.engine is None:
+            return shard.sum.clone()
+        item = shard.item._replace(codec=PLAIN, offset=0)
+        size = compressor.settings.chunk_size(compressor.world_size)
+        raw = shard.sum.dtype is torch.float64
+        chunks = make_chunks([item], compressor.rank, compressor.world_size, size, raw)
+        whole = torch.empty(item.numel, dtype=shard.sum.dtype)
+        what = f"full_grad of {shard.name!r}"
+        compressor.run(
+            Job(what, chunks, shard.sum, whole, reduce=False, gather=True, signature=what)
+        )
+        compressor.raise_failure()
+        return whole
+
+    def close(self) -> None:
+        """Ends the engine. Neither the optimizer nor its hook can be used afterwards."""
+        if self._compressor.engine is not None:
+            self._compressor.engine.stop()
+
+
+def _defaults(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    try_on_parts(optimizer_class, options)
+    defaults: dict[str, Any] = optimizer_class([torch.zeros(1)], **options).defaults
+    return defaults
+
+
+def _checksum(flat: Tensor) -> int:
+    words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[flat.element_size()]
+    return int(flat.view(words).sum(dtype=torch.int64)) & 0xFFFFFFFF
+
+
+def _max(values: Iterable[float]) -> float:
+    """The largest; NaN if there is one."""
+    return max(values, key=lambda v: (math.isnan(v), v), default=0.0)
+
+
+def _power_sum(norms: Sequence[float], norm_type: float) -> float:
+    try:
+        return math.fsum(norm**norm_type for norm in norms)
+    except OverflowError:
+        return math.inf
