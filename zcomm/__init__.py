@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zcomm.api import ZeroOptimizer, compress
+from zcomm.checkpoint import load_checkpoint, save_checkpoint
 from zcomm.codecs import Codec, codec
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
 from zcomm.compressor import Stats
@@ -36,5 +37,7 @@ __all__ = [
     "codec",
     "compress",
     "hook",
+    "load_checkpoint",
     "reduce_scatter",
+    "save_checkpoint",
 ]

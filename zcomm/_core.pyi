@@ -11,6 +11,9 @@ class Layout:
         frames: Sequence[tuple[int, int, int, int, int]],
     ) -> None: ...
 
+def allocated_nbytes() -> tuple[int, int]:
+    """Bytes that the native core holds on the heap now, and the most it ever held."""
+
 def isas() -> list[str]: ...
 def built_isas() -> list[str]: ...
 def encode(

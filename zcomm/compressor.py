@@ -66,14 +66,15 @@ class Compressor:
         self.settings = settings
         self._scaler = scaler
         self._ddp = weakref.ref(ddp)
-        self.rank, self.world_size = member_of(ddp.process_group, "zcomm")
+        self.group = ddp.process_group
+        self.rank, self.world_size = member_of(self.group, "zcomm")
         self.buckets = Buckets(
             trainable(ddp), settings, self.rank, self.world_size, scaler is not None
         )
         self.feedback = self.buckets.feedback
         self.step = 0
         self.engine = self._meet(ddp.process_group, compared or {})
-        self._scale = 1.0
+        self.scale = 1.0
         self._finite = True
         self._exposed_s = 0.0
         self._jobs: list[Job] = []
@@ -157,7 +158,7 @@ class Compressor:
             feedback=part.feedback[self.feedback.side] if part.feedback else None,
             places=part.places,
             accumulate=accumulate,
-            signature=f"{what}: {part.name}, loss scale {self._scale}",
+            signature=f"{what}: {part.name}, loss scale {self.scale}",
             finish=finish,
         )
 
@@ -229,10 +230,10 @@ class Compressor:
     def _follow_scale(self) -> None:
         """Residuals are those of scaled gradients: they change with the scale."""
         scale = float(self._scaler.get_scale())
-        if scale != self._scale:
+        if scale != self.scale:
             if self.step:
-                self.feedback.rescale(scale / self._scale)
-            self._scale = scale
+                self.feedback.rescale(scale / self.scale)
+            self.scale = scale
 
     def _expect_whole_world(self) -> None:
         ddp = self._ddp()
@@ -257,7 +258,7 @@ class Compressor:
         return {
             "version": _STATE_VERSION,
             "step": self.step,
-            "scale": self._scale,
+            "scale": self.scale,
             "rank": self.rank,
             "world_size": self.world_size,
             "codecs": {name: item.codec.spec for name, item in self.buckets.items.items()},
@@ -280,7 +281,7 @@ class Compressor:
                     "load each rank's own state into the same model, codecs and number of ranks"
                 )
         self.feedback.load_state_dict(state["residuals"])
-        self.step, self._scale = int(state["step"]), float(state["scale"])
+        self.step, self.scale = int(state["step"]), float(state["scale"])
 
     def describe(self) -> str:
         return f"{self.settings.codec}, step {self.step}, {self.world_size} ranks"

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+ELEMENT = "one value for each element"
 _SHAPE, _SIZES, _STEPS = (6, 8), [20, 28], 3
 # Fused kernels round a vector's last elements in another way.
 _RTOL, _ATOL = 1e-5, 1e-7
 
 
-def try_on_parts(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, str]:
-    """What state the optimizer keeps: "element" (one value per element) or "whole".
+def try_on_parts(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What state the optimizer keeps, by name: ELEMENT (a value for each element), or a sample.
 
     Refuses an optimizer that cannot work on parts of a parameter, and says why.
     """
@@ -43,8 +44,11 @@ def try_on_parts(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, 
             "it updates parts of a parameter differently from the whole; use it with "
             "zcomm.compress, which does not shard"
         )
-    kinds = {key: _kind(value, whole) for key, value in state.items()}
-    return {key: kind for key, kind in kinds.items() if kind}
+    return {
+        key: ELEMENT if isinstance(value, Tensor) and value.shape == whole.shape else value
+        for key, value in state.items()
+        if value is not None
+    }
 
 
 def _steps(optimizer_class: Any, tensors: list[Tensor], options: Mapping[str, Any]) -> Any:
@@ -57,11 +61,3 @@ def _steps(optimizer_class: Any, tensors: list[Tensor], options: Mapping[str, An
             at += t.numel()
         optimizer.step()
     return optimizer.state
-
-
-def _kind(value: Any, whole: Tensor) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, Tensor) and value.shape == whole.shape:
-        return "element"
-    return "whole"

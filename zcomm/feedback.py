@@ -251,6 +251,10 @@ class HopStorage:
         return self.sides[side][start:stop]
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.sides[0].dtype
+
+    @property
     def numel(self) -> int:
         return sum(numel for *_, numel in self._ranges.values())
 

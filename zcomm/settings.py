@@ -71,25 +71,32 @@ class Settings:
             known = arguments.dtype_names(arguments.RESIDUAL_DTYPES)
             raise ValueError(f"residual_dtype: expected {known}, got {self.residual_dtype}")
         arguments.thread_count(self.threads)
-        for spec in self.codecs():
-            self.mode(spec)
+        for used in self.codecs():
+            mode = self.mode(used)
+            if self.residual_dtype is torch.int8 and isinstance(mode, float):
+                raise ValueError(
+                    f"residual_dtype: expected torch.float32 or torch.bfloat16 with a decay, got "
+                    f"torch.int8 with feedback={mode} for codec {used.spec!r}; use feedback=True"
+                )
 
     def chunk_size(self, world_size: int) -> ChunkSize:
         if self.chunk_mb is None:
             return best_chunk_size(world_size)
         return ChunkSize(int(self.chunk_mb * 2**18), int(self.chunk_mb * 2**20))
 
+    def codecs_by_pattern(self) -> dict[str, str]:
+        assert isinstance(self.codec, dict)
+        return self.codec
+
     def codecs(self) -> list[Codec]:
-        assert isinstance(self.codec, Mapping)
-        return [codec(spec) for spec in self.codec.values()]
+        return [codec(spec) for spec in self.codecs_by_pattern().values()]
 
     def codec_of(self, name: str, numel: int) -> Codec:
         """The codec of a parameter; refuses a name that no pattern matches."""
-        assert isinstance(self.codec, Mapping)
-        for pattern, spec in self.codec.items():
+        for pattern, spec in self.codecs_by_pattern().items():
             if fnmatchcase(name, pattern):
                 return PLAIN if numel < self.min_numel else codec(spec)
-        patterns = ", ".join(map(repr, self.codec))
+        patterns = ", ".join(map(repr, self.codecs_by_pattern()))
         raise ValueError(
             f"codec: expected a pattern that matches parameter {name!r}, got {patterns}; "
             "add '*' as the last one"

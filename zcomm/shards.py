@@ -28,18 +28,22 @@ _ALIGNMENT = 16  # elements: a cache line of fp32
 class Shard:
     """This rank's run, elements [start, stop), of one parameter."""
 
-    def __init__(self, name: str, parameter: Tensor, item: Item, rank: int, master: bool) -> None:
+    def __init__(self, name: str, parameter: Tensor, item: Item, rank: int) -> None:
         self.name, self.parameter, self.item = name, parameter, item
         self.start, self.stop = item.bounds[rank], item.bounds[rank + 1]
-        self.has_master = master
+        self.has_master = False
         # What the parameter was in a checkpoint, until the next step: loading the model after the
         # optimizer is no change.
         self.shared: Tensor | None = None
         self.flat = flat_memory(name, parameter)
-        self.tensor = self.run.to(torch.float32, copy=True) if master else self.run
+        self.tensor = self.run
         self.sum = torch.empty(0)
         self.gradient: ShardedGradient
         self.remember()
+
+    def make_master(self) -> None:
+        self.tensor = self.run.to(torch.float32, copy=True)
+        self.has_master = True
 
     @property
     def run(self) -> Tensor:

@@ -195,7 +195,8 @@ def gather_bytes(mine: bytes, group: Any = None) -> list[bytes]:
     sizes = [torch.empty(1, dtype=torch.int64) for _ in range(world_size)]
     dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
     padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    if mine:
+        padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
     everyone = [torch.empty_like(padded) for _ in range(world_size)]
     dist.all_gather(everyone, padded, group=group)
     return [ctypes.string_at(t.data_ptr(), int(size)) for t, size in zip(everyone, sizes)]

@@ -8,7 +8,7 @@ step()       `inner` updates this rank's runs                    1/W of the work
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from zcomm import arguments
+from zcomm import arguments, zero_consolidate, zero_state
 from zcomm.chunks import make_chunks
 from zcomm.compressor import Compressor
 from zcomm.elementwise import try_on_parts
@@ -35,22 +35,22 @@ class ShardedOptimizer(Optimizer):
     ) -> None:
         self._optimizer_class = optimizer_class
         self._param_settings = param_settings
-        self._options = dict(options)
+        self._arguments = dict(options)
         self._attached = False
         super().__init__(params, _defaults(optimizer_class, options))
         # What state each group's optimizer keeps, by name; see try_on_parts.
         self.state_kinds = [self._try(group) for group in self.param_groups]
 
     def _try(self, group: Mapping[str, Any]) -> dict[str, str]:
-        return try_on_parts(self._optimizer_class, self._inner_options(group))
+        return try_on_parts(self._optimizer_class, self.options(group))
 
-    def _inner_options(self, group: Mapping[str, Any]) -> dict[str, Any]:
+    def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         return {key: v for key, v in group.items() if key not in ("params", "param_names")}
 
     def compared(self, names: Mapping[int, str]) -> dict[str, str]:
         """What must be the same on all ranks, as text."""
         groups = [
-            {**self._inner_options(g), "params": [names.get(id(p)) for p in g["params"]]}
+            {**self.options(g), "params": [names.get(id(p)) for p in g["params"]]}
             for g in self.param_groups
         ]
         codecs = None if self._param_settings is None else self._param_settings.codec
@@ -62,14 +62,38 @@ class ShardedOptimizer(Optimizer):
 
     def attach(self, compressor: Compressor, bucket_views: bool) -> None:
         """Takes its shards of the parameters; from now on the hook brings the gradients."""
-        self._compressor = compressor
-        self.gradients = GradientShards(self._unscale, bucket_views)
+        self.compressor = compressor
+        self.gradients: GradientShards = GradientShards(self._unscale, bucket_views)
         self._by_id = {id(p): name for name, p in compressor.buckets.named.items()}
         self._gathers: list[Gather] = []
         groups = [self._inner_group(group) for group in self.param_groups]
-        self.inner: Optimizer = self._optimizer_class(groups, **self._options)
+        self.inner: Optimizer = self._optimizer_class(groups, **self._arguments)
         compressor.buckets.sink = self.gradients
         self._attached = True
+
+    def identity(self) -> dict[str, Any]:
+        """What a saved state must have in common with this optimizer."""
+        buckets = self.compressor.buckets
+        return {
+            "optimizer": self._optimizer_class.__qualname__,
+            "codec": dict(self.compressor.settings.codecs_by_pattern()),
+            "param_codec": self._param_settings and self._param_settings.codecs_by_pattern(),
+            "parameters": {
+                name: [shard.item.numel, str(shard.flat.dtype)]
+                for name, shard in self.shards.items()
+            },
+            "codecs": {name: item.codec.spec for name, item in buckets.items.items()},
+        }
+
+    def is_coded(self, shard: Shard) -> bool:
+        """Whether a parameter is gathered as differences."""
+        return difference_codec(self._param_settings, shard) is not None
+
+    def groups_of_shards(self) -> Iterator[tuple[int, list[Shard]]]:
+        """The shards of each group's parameters, frozen ones left out."""
+        for index, group in enumerate(self.param_groups):
+            names = [self._by_id[id(p)] for p in group["params"] if id(p) in self._by_id]
+            yield index, [self.shards[name] for name in names]
 
     @property
     def shards(self) -> Mapping[str, Shard]:
@@ -79,31 +103,34 @@ class ShardedOptimizer(Optimizer):
     def _inner_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         shards = [self._shard(p) for p in group["params"] if p.requires_grad]
         self.gradients.add(shards)
-        return {**self._inner_options(group), "params": [shard.tensor for shard in shards]}
+        return {**self.options(group), "params": [shard.tensor for shard in shards]}
 
     def _shard(self, p: Tensor) -> Shard:
         name = self._by_id.get(id(p))
         if name is None:
             raise ValueError(
-                f"rank {self._compressor.rank}: ZeroOptimizer: expected parameters of the DDP "
+                f"rank {self.compressor.rank}: ZeroOptimizer: expected parameters of the DDP "
                 f"model, got another one, {arguments.describe(p)}; give it to an optimizer of its "
                 "own"
             )
-        item, rank = self._compressor.buckets.items[name], self._compressor.rank
-        shard = Shard(name, p, item, rank, master=False)
-        coded = difference_codec(self._param_settings, shard) is not None
-        if coded or p.dtype in (torch.bfloat16, torch.float16):
-            shard = Shard(name, p, item, rank, master=True)
+        item, rank = self.compressor.buckets.items[name], self.compressor.rank
+        shard = Shard(name, p, item, rank)
+        if self.is_coded(shard) or p.dtype in (torch.bfloat16, torch.float16):
+            shard.make_master()
         return shard
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch. All ranks must do so; the next step() compares the groups."""
         super().add_param_group(param_group)
-        if self._attached:
-            self.state_kinds.append(self._try(self.param_groups[-1]))
-            self.inner.add_param_group(self._inner_group(self.param_groups[-1]))
-            self._compressor.buckets.forget()
-            self._gathers = []
+        if not self._attached:
+            return
+        group = self.param_groups.pop()  # nothing stays of a group that is refused
+        kinds = self._try(group)
+        self.inner.add_param_group(self._inner_group(group))
+        self.param_groups.append(group)
+        self.state_kinds.append(kinds)
+        self.compressor.buckets.forget()
+        self._gathers = []
 
     # A step.
 
@@ -115,13 +142,13 @@ class ShardedOptimizer(Optimizer):
                 "step: expected no closure, got one: it would run backward() inside of step(), on "
                 "each rank as often as its own loss demands; call backward() before step()"
             )
-        self._compressor.raise_failure()
+        self.compressor.raise_failure()
         changed = self._take_changes()
         self._give_gradients()
         for outer, inner in zip(self.param_groups, self.inner.param_groups):
-            inner.update(self._inner_options(outer))
+            inner.update(self.options(outer))
         self.inner.step()
-        self._gather_parameters(f"step {self._compressor.step}", changed)
+        self._gather_parameters(f"step {self.compressor.step}", changed)
 
     def _take_changes(self) -> str:
         """Follows parameters that were changed outside of step(); says which, for all to compare.
@@ -149,13 +176,13 @@ class ShardedOptimizer(Optimizer):
                 shard.tensor.grad = shard.sum
             else:
                 raise RuntimeError(
-                    f"rank {self._compressor.rank}: step: expected gradients that were reduced, "
+                    f"rank {self.compressor.rank}: step: expected gradients that were reduced, "
                     f"got one of parameter {shard.name!r} that is this rank's alone; run the last "
                     "backward() before step() outside of no_sync(), and leave p.grad to zcomm"
                 )
 
     def _gather_parameters(self, what: str, note: str = "", exact: bool = False) -> None:
-        if self._compressor.engine is None:
+        if self.compressor.engine is None:
             for shard in self.shards.values():
                 if shard.has_master:
                     shard.run.copy_(shard.tensor)
@@ -163,10 +190,10 @@ class ShardedOptimizer(Optimizer):
             gathers = self._make_gathers(None) if exact else self._usual_gathers()
             jobs = [gather.job(what, note) for gather in gathers]
             for job in jobs:
-                self._compressor.engine.submit(job)
+                self.compressor.engine.submit(job)
             for job in jobs:
                 job.wait()
-            self._compressor.raise_failure()
+            self.compressor.raise_failure()
         shards = self.shards.values()
         increment_version([shard.parameter for shard in shards])
         for shard in shards:
@@ -183,7 +210,7 @@ class ShardedOptimizer(Optimizer):
         by_dtype: dict[torch.dtype, list[Shard]] = {}
         for shard in self.shards.values():
             by_dtype.setdefault(shard.flat.dtype, []).append(shard)
-        compressor = self._compressor
+        compressor = self.compressor
         return [
             Gather(
                 shards, compressor.rank, compressor.world_size, compressor.settings, param_settings
@@ -198,7 +225,7 @@ class ShardedOptimizer(Optimizer):
         With `param_codec` the parameters lag behind the owners' masters by what the codec left
         out; evaluate and export after this. Training goes on from the exact values.
         """
-        self._compressor.raise_failure()
+        self.compressor.raise_failure()
         changed = self._take_changes()
         self._gather_parameters("sync_parameters", changed, exact=True)
 
@@ -215,7 +242,7 @@ class ShardedOptimizer(Optimizer):
         """
         if norm_type <= 0:
             raise ValueError(f"clip_grad_norm_: expected norm_type > 0, got {norm_type}")
-        self._compressor.raise_failure()
+        self.compressor.raise_failure()
         self._give_gradients()
         sums = [s.sum for s in self.shards.values() if s.tensor.grad is not None]
         norm = self._norm(sums, float(norm_type))
@@ -229,8 +256,8 @@ class ShardedOptimizer(Optimizer):
         return torch.tensor(norm)
 
     def _norm(self, sums: list[Tensor], norm_type: float) -> float:
-        parts = torch._foreach_norm(sums, norm_type) if sums else []
-        mine = [float(part) for part, t in zip(parts, sums) if t.numel()]
+        sums = [t for t in sums if t.numel()]
+        mine = [float(part) for part in torch._foreach_norm(sums, norm_type)] if sums else []
         if math.isinf(norm_type):
             return _max(self._agree(_max(mine)))
         # The sum of powers, in fp64 and in rank order: the same on all ranks.
@@ -238,8 +265,8 @@ class ShardedOptimizer(Optimizer):
         return float(total ** (1 / norm_type))
 
     def _agree(self, mine: float) -> list[float]:
-        everyone = self._compressor.exchange([mine])
-        self._compressor.raise_failure()
+        everyone = self.compressor.exchange([mine])
+        self.compressor.raise_failure()
         return everyone
 
     def _unscale(
@@ -256,14 +283,14 @@ class ShardedOptimizer(Optimizer):
 
         All ranks must call it.
         """
-        self._compressor.raise_failure()
+        self.compressor.raise_failure()
         shard = self.shards[self._by_id[id(p)]]
         if p.grad is None:
             return None
         return self._whole_sum(shard).to(p.dtype).as_strided(p.shape, p.stride())
 
     def _whole_sum(self, shard: Shard) -> Tensor:
-        compressor = self._compressor
+        compressor = self.compressor
         if compressor.engine is None:
             return shard.sum.clone()
         item = shard.item._replace(codec=PLAIN, offset=0)
@@ -278,10 +305,41 @@ class ShardedOptimizer(Optimizer):
         compressor.raise_failure()
         return whole
 
+    # What is saved.
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part, for torch.distributed.checkpoint; see zcomm.save_checkpoint.
+
+        Refers to the optimizer's own memory. An ordinary optimizer's format:
+        consolidated_state_dict().
+        """
+        return zero_state.state_dict(self)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Takes a state of state_dict(), or the state of an ordinary torch optimizer.
+
+        All ranks must call it. Ranks that do not have the ordinary one give None, and are sent
+        their runs by the first rank that has it.
+        """
+        if state_dict is None or zero_consolidate.is_ordinary_state(state_dict):
+            zero_consolidate.load_ordinary(self, state_dict)
+        else:
+            zero_state.load_state_dict(self, state_dict)
+
+    @torch.no_grad()
+    def consolidated_state_dict(self, to: int = 0) -> dict[str, Any] | None:
+        """The state in the format of the ordinary torch optimizer, on rank `to`; None elsewhere.
+
+        All ranks must call it. One tensor after another is sent: no other rank holds more than its
+        shards.
+        """
+        return zero_consolidate.consolidate(self, to)
+
     def close(self) -> None:
         """Ends the engine. Neither the optimizer nor its hook can be used afterwards."""
-        if self._compressor.engine is not None:
-            self._compressor.engine.stop()
+        if self.compressor.engine is not None:
+            self.compressor.engine.stop()
 
 
 def _defaults(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, Any]:
