@@ -28,10 +28,12 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/collectives.py --check --json build/collectives.json
 	$(BIN)/python benchmarks/training_step.py --check --json build/training_step.json
 	$(BIN)/python benchmarks/training_step.py --memory --check
+	$(BIN)/python benchmarks/zero.py --check --json build/zero.json
 
 bench-hosts: $(VENV)/installed
 	$(BIN)/python benchmarks/collectives.py --hosts 2 4 --rate 1gbit --check --json build/collectives_hosts.json
 	$(BIN)/python benchmarks/training_step.py --hosts 2 --rate 1gbit --check --json build/training_step_hosts.json
+	$(BIN)/python benchmarks/zero.py --hosts 2 --rate 1gbit --check --json build/zero_hosts.json
 
 bench-convergence: $(VENV)/installed
 	$(BIN)/python benchmarks/convergence.py --resume --check --json benchmarks/results/convergence.json \

@@ -4,7 +4,11 @@ A small GPT learns the text of Python's standard library (gpt.py), on two ranks.
 taken between runs of one seed: the same initial weights, batches and held-out text. The baseline,
 `fp32`, is plain DDP. Every run ends with a check that the replicas are still identical.
 
+`lm4+lm4` is zcomm.ZeroOptimizer: gradients with the first codec, parameters with the second. A few
+rows store their residuals as bf16 or int8.
+
 Usage: python benchmarks/convergence.py [--only lm4,lm2] [--resume] [--check] [--svg FILE] ...
+       python benchmarks/convergence.py --only zero,residuals --resume ...  # the rest: from the log
 """
 
 from __future__ import annotations
@@ -34,12 +38,13 @@ from convergence_plot import Dots
 from zcomm.settings import Settings
 
 # At most this much above fp32, in %, mean of the seeds, with the codec's default feedback.
-BARS = {"int8": 0.7, "int4": 0.7, "lm4": 0.7, "lm3": 1.5, "lm2": 4.0}
+BARS = {"int8": 0.7, "int4": 0.7, "lm4": 0.7, "lm3": 1.5, "lm2": 4.0, "lm4+lm4": 0.7}
 CODECS = ("bf16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
 CURVES = ("fp32", "lm4", "lm2", "sign", "topk:0.01")
 NEED_FEEDBACK = ("sign", "topk:0.01")
 DECAY = 0.8
 FP32 = "fp32"
+RESIDUAL_DTYPES = {FP32: torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 WORLD_SIZE = 2
 SEEDS = (0, 1, 2)
@@ -69,6 +74,26 @@ class Run:
     seed: int
     steps: int = STEPS
     start_step: int = 0
+    param_codec: str | None = None  # not None: ZeroOptimizer
+    residual_dtype: str = FP32
+
+    @property
+    def name(self) -> str:
+        """Its codecs, and its residuals where they are not fp32."""
+        codecs = self.codec if self.param_codec is None else f"{self.codec}+{self.param_codec}"
+        return codecs if self.residual_dtype == FP32 else f"{codecs}, {self.residual_dtype} res."
+
+
+# What --only can name besides codecs. int8 residuals do not decay.
+GROUPS = {
+    "zero": [Run("lm4", False, 0, param_codec="lm4")],
+    "residuals": [
+        Run("lm4", True, 0, residual_dtype="bf16"),
+        Run("lm4", True, 0, residual_dtype="int8"),
+        Run("lm2", True, 0, residual_dtype="int8"),
+    ],
+}
+EVERYTHING = (*CODECS, *GROUPS)
 
 
 @dataclass(frozen=True)
@@ -83,11 +108,14 @@ class Result:
 class Row:
     """The runs of all seeds with one setting, against those of fp32 with as many steps."""
 
+    name: str
     codec: str
     feedback: Feedback
     is_default: bool
     steps: int
     start_step: int
+    param_codec: str | None
+    residual_dtype: str
     losses: list[float]
     differences: list[float]  # in %, one per seed
 
@@ -104,24 +132,26 @@ def default_feedback(codec: str) -> Feedback:
     return None if codec == FP32 else Settings(codec=codec).mode(zcomm.codec(codec))
 
 
-def planned(codecs: Sequence[str], seeds: Iterable[int], steps: int) -> list[Run]:
-    """All runs, one seed after another, so that an interrupted sweep has whole seeds.
+def planned(only: Sequence[str], seeds: Iterable[int], steps: int) -> list[Run]:
+    """All runs of codecs and GROUPS, one seed after another: an interrupted sweep has whole seeds.
 
     Those of twice the length are of the first seed only: they take a third of its time.
     """
-    settings: list[tuple[str, Feedback, int, int]] = [(FP32, None, steps, 0)]
-    longer: list[tuple[str, Feedback, int, int]] = []
-    for codec in codecs:
-        default = default_feedback(codec)
-        needed = codec in NEED_FEEDBACK
-        kinds = (default, True, DECAY) if needed else (default, False, True, DECAY)
-        for feedback in dict.fromkeys(kinds):
-            settings.append((codec, feedback, steps, 0))
+    first = Run(FP32, None, SEEDS[0], steps)
+    settings, longer = [first], []
+    for name in only:
+        if name in GROUPS:
+            settings += [replace(run, steps=steps) for run in GROUPS[name]]
+            continue
+        default = replace(first, codec=name, feedback=default_feedback(name))
+        needed = name in NEED_FEEDBACK
+        kinds = dict.fromkeys((default.feedback, False, True, DECAY))
+        settings += [replace(default, feedback=kind) for kind in kinds if kind or not needed]
         if needed:  # what helps those that lose most
-            settings.append((codec, default, steps, START_STEP))
-            longer += [(FP32, None, 2 * steps, 0), (codec, default, 2 * steps, 0)]
-    runs = [Run(c, f, seed, n, start) for seed in seeds for c, f, n, start in settings]
-    return runs + [Run(c, f, SEEDS[0], n, start) for c, f, n, start in dict.fromkeys(longer)]
+            settings.append(replace(default, start_step=START_STEP))
+            longer += [replace(run, steps=2 * steps) for run in (first, default)]
+    runs = [replace(run, seed=seed) for seed in seeds for run in settings]
+    return runs + list(dict.fromkeys(longer))
 
 
 def sweep(rank: int, world_size: int, runs: Sequence[Run], log: Path) -> None:
@@ -144,29 +174,54 @@ def train(
     torch.manual_seed(run.seed)
     model = gpt.GPT(**MODEL)
     ddp = DistributedDataParallel(model)
-    if run.codec != FP32:
-        options = {} if run.feedback == default_feedback(run.codec) else {"feedback": run.feedback}
-        handle = zcomm.compress(ddp, codec=run.codec, start_step=run.start_step, **options)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_LR, betas=BETAS, weight_decay=0.1, fused=True
-    )
+    optimizer, handle = optimizer_of(run, ddp)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, run.steps))
     batches = torch.Generator().manual_seed(run.seed * world_size + rank)
     curve = torch.zeros(run.steps)
     for step in range(run.steps):
         loss = ddp(*gpt.random_windows(text.train, BATCH, MODEL["context"], batches))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip(optimizer, model)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         curve[step] = loss.item()
     mean_over_ranks(curve)
     check_replicas(model, run)
-    if run.codec != FP32:
+    if isinstance(optimizer, zcomm.ZeroOptimizer):
+        optimizer.sync_parameters()
+    if handle is not None:
         handle.close()
     held_out = held_out_loss(model, text.held_out, windows, rank, world_size)
     return Result(run, held_out, curve.tolist(), time.perf_counter() - start)
+
+
+def optimizer_of(
+    run: Run, ddp: DistributedDataParallel
+) -> tuple[torch.optim.Optimizer, zcomm.Handle | None]:
+    """AdamW as the run has it, and zcomm's handle."""
+    adamw = {"lr": PEAK_LR, "betas": BETAS, "weight_decay": 0.1, "fused": True}
+    options = {
+        "codec": run.codec,
+        "start_step": run.start_step,
+        "residual_dtype": RESIDUAL_DTYPES[run.residual_dtype],
+    }
+    if run.feedback != default_feedback(run.codec):
+        options["feedback"] = run.feedback
+    if run.param_codec is not None:
+        zero = zcomm.ZeroOptimizer(
+            ddp, torch.optim.AdamW, param_codec=run.param_codec, **options, **adamw
+        )
+        return zero, zero.handle
+    handle = None if run.codec == FP32 else zcomm.compress(ddp, **options)
+    return torch.optim.AdamW(ddp.parameters(), **adamw), handle
+
+
+def clip(optimizer: torch.optim.Optimizer, model: gpt.GPT) -> None:
+    if isinstance(optimizer, zcomm.ZeroOptimizer):
+        optimizer.clip_grad_norm_(1.0)
+    else:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
 def lr_factor(step: int, steps: int) -> float:
@@ -212,8 +267,19 @@ def table(results: Sequence[Result]) -> list[Row]:
 
 
 def new_row(run: Run) -> Row:
-    default = run.feedback == default_feedback(run.codec)
-    return Row(run.codec, run.feedback, default, run.steps, run.start_step, [], [])
+    """Without results yet."""
+    return Row(
+        name=run.name,
+        codec=run.codec,
+        feedback=run.feedback,
+        is_default=run.feedback == default_feedback(run.codec),
+        steps=run.steps,
+        start_step=run.start_step,
+        param_codec=run.param_codec,
+        residual_dtype=run.residual_dtype,
+        losses=[],
+        differences=[],
+    )
 
 
 def feedback_name(feedback: Feedback) -> str:
@@ -226,7 +292,7 @@ def print_results(rows: Sequence[Row]) -> None:
         ["codec", "feedback", "steps", "start_step", "loss", "to fp32, %", "seeds, %"],
         [
             [
-                f"`{row.codec}`",
+                f"`{row.name}`",
                 feedback_name(row.feedback) + ", default" * (row.is_default and row.codec != FP32),
                 str(row.steps),
                 str(row.start_step),
@@ -242,7 +308,7 @@ def print_results(rows: Sequence[Row]) -> None:
 def figure(rows: Sequence[Row], results: Sequence[Result], steps: int) -> str:
     """All codecs and kinds of feedback at `steps` steps, and the curves of a few defaults."""
     shown = [row for row in rows if (row.steps, row.start_step) == (steps, 0) and row.codec != FP32]
-    dots = [Dots(row.codec, feedback_name(row.feedback), row.differences) for row in shown]
+    dots = [Dots(row.name, feedback_name(row.feedback), row.differences) for row in shown]
     curves = {}
     for codec in CURVES:
         run = Run(codec, default_feedback(codec), 0, steps)
@@ -275,11 +341,15 @@ def read_log(log: Path) -> list[Result]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default=",".join(CODECS), help="codecs, with commas between them")
+    parser.add_argument(
+        "--only",
+        default=",".join(EVERYTHING),
+        help=f"what to train: codecs and {', '.join(GROUPS)}, with commas between them",
+    )
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--log", type=Path, default=Path("build/convergence.jsonl"))
-    parser.add_argument("--resume", action="store_true", help="keep what the log already has")
+    parser.add_argument("--resume", action="store_true", help="keep and show what the log has")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--svg", type=Path, help="draw them here")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
@@ -295,17 +365,16 @@ def main() -> int:
     done = {result.run for result in read_log(args.log)}
     if missing := [run for run in runs if run not in done]:
         hosts.run(WORLD_SIZE, sweep, missing, args.log.absolute(), timeout_s=120.0 * len(missing))
-    results = [result for result in read_log(args.log) if result.run in set(runs)]
+    shown = {*runs, *planned(EVERYTHING, range(args.seeds), args.steps)}
+    results = [result for result in read_log(args.log) if result.run in shown]
     rows = table(results)
     print_results(rows)
     if args.svg:
         args.svg.write_text(figure(rows, results, args.steps))
     checked = [
-        measuring.Checked(
-            f"{row.codec}, % above {FP32}", row.difference, BARS[row.codec], most=True
-        )
+        measuring.Checked(f"{row.name}, % above {FP32}", row.difference, BARS[row.name], most=True)
         for row in rows
-        if row.codec in BARS and row.is_default and row.steps == args.steps
+        if row.name in BARS and row.is_default and row.steps == args.steps
     ]
     return measuring.finish(args, measuring.about(**settings()), rows, checked)
 

@@ -38,9 +38,11 @@ class Checked:
         return f"{words} {self.bar:g}{'  MISSED' if self.missed else ''}"
 
 
-def add_options(parser: argparse.ArgumentParser, rounds: int) -> None:
+def add_options(
+    parser: argparse.ArgumentParser, rounds: int, codecs: Sequence[str] = ("none", "int8", "lm4")
+) -> None:
     parser.add_argument(
-        "--codecs", nargs="*", default=["none", "int8", "lm4"], help="may be empty: torch's rows"
+        "--codecs", nargs="*", default=list(codecs), help="may be empty: torch's rows"
     )
     parser.add_argument("--rate", help="of the hosts' links, in the words of tc: 1gbit")
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds whose median counts")

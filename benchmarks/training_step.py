@@ -66,21 +66,23 @@ def do_nothing(_, bucket):  # type: ignore[no-untyped-def]
     return future
 
 
+@dataclass(frozen=True)
 class Training:
-    """One row: a model, its DDP and its optimizer. `way` is a codec, PLAIN or NOTHING."""
+    """One row: a model in its DDP, its optimizer, and zcomm's handle if there is one."""
 
-    def __init__(self, way: str, model: nn.Module, batch: Tensor) -> None:
-        self.batch = batch
-        self.ddp = DDP(model, bucket_cap_mb=BUCKET_CAP_MB)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        self.handle: Any = None
-        if way == NOTHING:
-            self.ddp.register_comm_hook(None, do_nothing)
-        elif way != PLAIN:
-            self.handle = zcomm.compress(self.ddp, codec=way)
+    ddp: DDP
+    optimizer: torch.optim.Optimizer
+    batch: Tensor
+    handle: Any = None
 
     def step(self) -> None:
+        self.backward()
+        self.update()
+
+    def backward(self) -> None:
         self.ddp(self.batch).square().mean().backward()
+
+    def update(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -94,11 +96,23 @@ class Training:
         return {name: getattr(stats, name) for name in STATS}
 
 
-def training_of_stack(way: str, rank: int) -> Training:
-    torch.manual_seed(0)  # the same model in every row
+def training_of(way: str, model: nn.Module, batch: Tensor) -> Training:
+    """`way` is a codec, PLAIN or NOTHING."""
+    ddp = DDP(model, bucket_cap_mb=BUCKET_CAP_MB)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    if way == NOTHING:
+        ddp.register_comm_hook(None, do_nothing)
+    compressed = way not in (PLAIN, NOTHING)
+    handle = zcomm.compress(ddp, codec=way) if compressed else None
+    return Training(ddp, optimizer, batch, handle)
+
+
+def stack_and_batch(rank: int) -> tuple[nn.Module, Tensor]:
+    """The same model in every row and on every rank, and the rank's own batch."""
+    torch.manual_seed(0)
     model = stack()
     torch.manual_seed(rank)
-    return Training(way, model, torch.randn(BATCH, TOKENS, WIDTH))
+    return model, torch.randn(BATCH, TOKENS, WIDTH)
 
 
 class Turn(NamedTuple):
@@ -131,7 +145,7 @@ def measure(
     rank: int, world_size: int, ways: list[str], rounds: int, steps: int
 ) -> dict[str, Outcome]:
     """Runs on every rank."""
-    trainings = {way: training_of_stack(way, rank) for way in ways}
+    trainings = {way: training_of(way, *stack_and_batch(rank)) for way in ways}
     for training in trainings.values():
         take_turn(training, WARM_UP_STEPS)
     turns = [{way: take_turn(trainings[way], steps) for way in ways} for _ in range(rounds)]
@@ -139,6 +153,16 @@ def measure(
         way: Outcome([turn[way] for turn in turns], training.digest(), training.stats())
         for way, training in trainings.items()
     }
+
+
+def slowest_turns(by_rank: list[list[Turn]]) -> list[float]:
+    """The seconds of a step on the slowest rank, for each round."""
+    return [max(turn.s for turn in turns) for turns in zip(*by_rank)]
+
+
+def sent_mb(by_rank: list[list[Turn]]) -> float:
+    """Per rank and step."""
+    return statistics.median(turn.sent for turns in by_rank for turn in turns) / 1e6
 
 
 @dataclass(frozen=True)
@@ -157,10 +181,7 @@ class Row:
 
 def rows_of(by_rank: list[dict[str, Outcome]], link: str) -> Iterator[Row]:
     ways = list(by_rank[0])
-    slowest = {
-        way: [max(turn.s for turn in turns) for turns in zip(*(one[way].turns for one in by_rank))]
-        for way in ways
-    }
+    slowest = {way: slowest_turns([one[way].turns for one in by_rank]) for way in ways}
     exposed = {
         way: statistics.median(s - base for s, base in zip(slowest[way], slowest[NOTHING]))
         for way in ways
@@ -176,7 +197,7 @@ def rows_of(by_rank: list[dict[str, Outcome]], link: str) -> Iterator[Row]:
             exposed_ms=1e3 * exposed[way],
             # Not by rounds: a difference can be close to 0 in one of them.
             exposed_share=exposed[way] / exposed[PLAIN],
-            sent_mb=statistics.median(turn.sent for one in outcomes for turn in one.turns) / 1e6,
+            sent_mb=sent_mb([one.turns for one in outcomes]),
             replicas_agree=len({one.digest for one in outcomes}) == 1,
             stats=outcomes[0].stats,
         )
@@ -213,7 +234,7 @@ def rss_mb() -> float:
 def measure_rss(rank: int, world_size: int, way: str) -> list[float]:
     """Runs on every rank: MB of the process after so many steps of a small model."""
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
-    training = Training(way, model, torch.randn(4, 256))
+    training = training_of(way, model, torch.randn(4, 256))
     after = []
     for step in range(1, MEMORY_STEPS[-1] + 1):
         training.step()
@@ -226,7 +247,7 @@ def measure_buffers(rank: int, world_size: int, codecs: list[str]) -> dict[str, 
     """Runs on every rank: MiB of zcomm's buffers after each of the first steps."""
     sizes: dict[str, list[float]] = {}
     for codec in codecs:
-        training = training_of_stack(codec, rank)
+        training = training_of(codec, *stack_and_batch(rank))
         sizes[codec] = []
         for _ in range(WARM_UP_STEPS + 1):
             training.step()
@@ -255,13 +276,17 @@ def buffers_checked(by_rank: list[dict[str, list[float]]]) -> Iterator[Checked]:
             yield Checked(f"{codec}: buffers in MiB, {name}", size, BUFFERS_MB, most=True)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hosts", type=int, help="instead of --ranks: each on a host of its own")
+    parser.add_argument("--steps", type=int, default=3, help="steps of a row in each round")
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="A training step with and without zcomm, as ratios measured in one run."
     )
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hosts", type=int, help="instead of --ranks: each on a host of its own")
-    parser.add_argument("--steps", type=int, default=3, help="steps of a row in each round")
+    add_options(parser)
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     measuring.add_options(parser, rounds=10)
     args = parser.parse_args()

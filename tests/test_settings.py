@@ -119,3 +119,10 @@ def bytes_sent_before_the_end(rank: int, world_size: int) -> tuple[int, int]:
 def test_buckets_are_sent_while_backward_goes_on(pair: World) -> None:
     for during, all_of_it in pair.run(bytes_sent_before_the_end):
         assert 0 < during < all_of_it
+
+
+@pytest.mark.parametrize("settings", [{"codec": "lm4", "feedback": 0.9}, {"codec": "sign"}])
+def test_a_decay_needs_residuals_that_can_be_averaged(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"with a decay, got torch\.int8 with feedback=0"):
+        zcomm.Settings(**settings, residual_dtype=torch.int8)
+    zcomm.Settings(**{**settings, "feedback": True}, residual_dtype=torch.int8)

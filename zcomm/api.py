@@ -70,7 +70,7 @@ class ZeroOptimizer(ShardedOptimizer):
         given = list(named.values()) if params is None else params
         super().__init__(optimizer_class, given, param_settings, {"lr": lr, **arguments})
         compressor = state.bind(model, self.compared({id(p): name for name, p in named.items()}))
-        self.attach(compressor, model.gradient_as_bucket_view)
+        self.attach(compressor, model)
         model.register_comm_hook(state, hook)
         self.handle = Handle(compressor)
 

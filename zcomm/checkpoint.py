@@ -8,7 +8,6 @@ and only then replaces `latest`, at once. Whatever is killed when: `latest` name
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import shutil
 from collections.abc import Mapping
@@ -82,12 +81,19 @@ def load_checkpoint(
 
 def _prepare(what: str, group: Any) -> int:
     rank, _ = member_of(group, what)
-    if importlib.util.find_spec("numpy") is None:
+    if not _has_numpy():
         raise RuntimeError(
             f"{what}: expected NumPy, which torch.distributed.checkpoint needs, got none; "
             "use pip install numpy"
         )
     return rank
+
+
+def _has_numpy() -> bool:
+    try:
+        return importlib.import_module("numpy") is not None
+    except ImportError:
+        return False
 
 
 def _dcp() -> Any:

@@ -12,7 +12,7 @@ what goes to the others, and what comes from them, is then one contiguous range.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
@@ -80,13 +80,11 @@ class Chunk:
     @cached_property
     def packed(self) -> Layout | RawLayout:
         """The same frames, for a buffer that holds nothing but the chunk's elements."""
-        return self._packed(self.wire.segments, self.wire.peers)
-
-    @cached_property
-    def packed_others(self) -> Layout | RawLayout:
-        """Of those, the frames of the other ranks."""
-        others = self.wire.peers - 1
-        return self._packed([s for s in self.wire.segments if s.peer < others], others)
+        starts = accumulate((s.numel for s in self.wire.segments), initial=0)
+        segments = [
+            Segment(s.codec, s.numel, start, s.peer) for s, start in zip(self.wire.segments, starts)
+        ]
+        return _layout(segments, self.wire.peers, self.sum_dtype is torch.float64)
 
     def placed(self, positions: Mapping[str, int]) -> Layout | RawLayout:
         """The layout of this rank's frame, for a buffer with its run of each item at a position."""
@@ -110,12 +108,6 @@ class Chunk:
             else:
                 joined.append(piece)
         return joined
-
-    def _packed(self, segments: Iterable[Segment], peers: int) -> Layout | RawLayout:
-        segments = list(segments)
-        starts = accumulate((s.numel for s in segments), initial=0)
-        moved = [Segment(s.codec, s.numel, at, s.peer) for s, at in zip(segments, starts)]
-        return _layout(moved, peers, self.sum_dtype is torch.float64)
 
 
 class ChunkSize(NamedTuple):

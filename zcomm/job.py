@@ -6,28 +6,39 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from zcomm.chunks import Chunk
 from zcomm.feedback import ChunkFeedback, Hop
+from zcomm.scattered import ScatteredLayout
 from zcomm.transport import Work
+
+
+class Direct(NamedTuple):
+    """A chunk in its place: what this rank owns, and what the others do."""
+
+    own: ScatteredLayout
+    others: ScatteredLayout
 
 
 class Memory(Protocol):
     """What an all-gather reads and writes, where that is not one flat tensor."""
 
     itemsize: int  # bytes of an element, if nothing encoded it
-    needs_own: bool  # whether store() is given this rank's own part, too
+
+    def direct(self, index: int) -> Direct | None:
+        """Where a chunk lies, if it can be encoded from and decoded to its place; else None."""
+        ...
 
     def load(self, index: int, values: Tensor) -> None:
         """Overwrites `values` with what this rank owns of a chunk."""
         ...
 
     def store(self, index: int, values: Tensor) -> None:
-        """Takes the decoded values of a chunk, packed."""
+        """Takes the decoded values of a chunk, of all ranks, packed."""
         ...
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from zcomm.chunks import Chunk, Item, Piece, make_chunks
 from zcomm.codecs import Codec, codec
-from zcomm.job import Job
+from zcomm.job import Direct, Job
+from zcomm.scattered import ScatteredLayout
 from zcomm.settings import Settings
 from zcomm.shards import Shard
 
@@ -94,16 +95,20 @@ class _Memory:
         dtype: torch.dtype,
     ) -> None:
         self.itemsize = dtype.itemsize
-        self.needs_own = any(shard.has_master for shard in shards.values())
+        # fp32 without a master: runs are sent from where they lie to where they belong.
+        in_place = dtype is torch.float32 and not any(s.has_master for s in shards.values())
+        self._direct = [_in_place(c, shards) for c in chunks] if in_place else [None] * len(chunks)
         self._loaded: list[tuple[list[Tensor], _Views]] = []
         self._stored: list[_Views] = []
-        for chunk in chunks:
+        for chunk in () if in_place else chunks:
             runs = chunk.runs()
             own = [run for run in runs if run.owner == chunk.rank]
-            stored = runs if self.needs_own else [run for run in runs if run.owner != chunk.rank]
             truths = [_truth(run, shards[run.item.key]) for run in own]
             self._loaded.append((truths, _Views(own, shards, codecs)))
-            self._stored.append(_Views(stored, shards, codecs))
+            self._stored.append(_Views(runs, shards, codecs))
+
+    def direct(self, index: int) -> Direct | None:
+        return self._direct[index]
 
     def load(self, index: int, values: Tensor) -> None:
         truths, views = self._loaded[index]
@@ -138,6 +143,18 @@ class _Views:
 
     def split(self, values: Tensor) -> list[Tensor]:
         return list(torch.split(values, self._sizes))
+
+
+def _in_place(chunk: Chunk, shards: Mapping[str, Shard]) -> Direct:
+    tensors = [shards[p.item.key].flat[p.start : p.stop] for p in chunk.pieces]
+    segments = [(s.codec, s.peer) for s in chunk.wire.segments]
+    last = chunk.wire.peers - 1
+    split = next((i for i, (_, peer) in enumerate(segments) if peer == last), len(segments))
+    own = [(codec, 0) for codec, _ in segments[split:]]
+    return Direct(
+        ScatteredLayout(own, tensors[split:], 1),
+        ScatteredLayout(segments[:split], tensors[:split], last),
+    )
 
 
 def _truth(run: Piece, shard: Shard) -> Tensor:

@@ -83,6 +83,7 @@ class GradientShards:
     def __init__(self, unscale: Unscale, bucket_views: bool) -> None:
         self.shards: dict[str, Shard] = {}
         self._bucket_views = bucket_views  # DDP wants to find its own views in p.grad
+        self._hidden: list[Shard] = []
         self._unscale = unscale
         self._positions: dict[torch.dtype, dict[str, int]] = {}
         self._sums: dict[torch.dtype, Tensor] = {}
@@ -136,6 +137,18 @@ class GradientShards:
             if shard.parameter.grad is not None and not self._bucket_views:
                 shard.parameter.grad = shard.gradient
         return any(staying)
+
+    def hide(self, *_: object) -> None:
+        """Before a forward pass, which may rebuild DDP's buckets: with bucket views that fills the
+        new ones from p.grad, as if there had been a backward()."""
+        self._hidden = [s for s in self.shards.values() if s.parameter.grad is s.gradient]
+        for shard in self._hidden:
+            shard.parameter.grad = None
+
+    def show(self, *_: object) -> None:
+        for shard in self._hidden:
+            shard.parameter.grad = shard.gradient
+        self._hidden = []
 
     def all_finite(self) -> bool:
         return all(math.isfinite(_largest(sums)) for sums in self._sums.values())

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from zcomm.chunks import Chunk
-from zcomm.job import Flight, Job, grown
+from zcomm.job import Flight, Job, Memory, grown
 from zcomm.wire import WireError
 
 
@@ -104,18 +104,28 @@ class Steps:
         self.counters.raw_bytes += self._raw_bytes(job, chunk)
         if job.memory is None:
             return self.encode_own(flight, self._part(job.source, chunk))
+        direct = job.memory.direct(flight.index)
         with self.counters.time("encode_s"):
+            if direct is not None:
+                direct.own.encode(flight.own, verify=job.verify, threads=self._threads)
+                return self._to_all(flight)
             shard = self._shard_buffer(chunk)
             job.memory.load(flight.index, shard)
         return self.encode_own(flight, shard)
 
     def encode_own(self, flight: Flight, shard: Tensor) -> Exchange:
         """Encodes what this rank owns, for all ranks and for itself."""
-        chunk = flight.chunk
         with self.counters.time("encode_s"):
-            self._encode(flight, "owned", chunk.own, shard, flight.own, 1.0)
-            flight.rows.view(self._world_size - 1, chunk.own_nbytes).copy_(flight.own)
-        return Exchange(flight.others, flight.rows, chunk.frame_splits, chunk.row_splits)
+            self._encode(flight, "owned", flight.chunk.own, shard, flight.own, 1.0)
+            return self._to_all(flight)
+
+    def _to_all(self, flight: Flight) -> Exchange:
+        """The second hop: this rank's own frame, once for each of the others."""
+        chunk, sent = flight.chunk, flight.own
+        if self._world_size > 2:
+            sent = flight.rows
+            sent.view(self._world_size - 1, chunk.own_nbytes).copy_(flight.own)
+        return Exchange(flight.others, sent, chunk.frame_splits, chunk.row_splits)
 
     def decode(self, flight: Flight) -> None:
         """Decodes all frames, this rank's own among them, into the target."""
@@ -124,7 +134,7 @@ class Steps:
         with self.counters.time("decode_s"):
             try:
                 if job.memory is not None:
-                    job.memory.store(flight.index, self._staged(flight, options))
+                    self._decode_to_memory(flight, job.memory, options)
                 elif job.target is not None and job.target.dtype is chunk.sum_dtype:
                     chunk.wire.decode(flight.wire, out=job.target, **options)
                 else:
@@ -167,15 +177,20 @@ class Steps:
             list(torch.split(self._staged(flight, options), [s.numel for s in segments])),
         )
 
+    def _decode_to_memory(self, flight: Flight, memory: Memory, options: dict[str, Any]) -> None:
+        direct = memory.direct(flight.index)
+        if direct is not None:
+            direct.others.decode(flight.others, **options)
+        else:
+            memory.store(flight.index, self._staged(flight, options))
+
     def _staged(self, flight: Flight, options: dict[str, Any]) -> Tensor:
-        """The decoded elements of a chunk, packed; this rank's own only where they are needed."""
-        chunk, memory = flight.chunk, flight.job.memory
-        own = memory is None or memory.needs_own
-        layout, wire = (chunk.packed, flight.wire) if own else (chunk.packed_others, flight.others)
-        nbytes = layout.numel * chunk.sum_dtype.itemsize
+        """The decoded elements of a chunk, packed."""
+        chunk = flight.chunk
+        nbytes = chunk.numel * chunk.sum_dtype.itemsize
         self._stage = grown(self._stage, nbytes)
         stage = self._stage[:nbytes].view(chunk.sum_dtype)
-        layout.decode(wire, out=stage, **options)
+        chunk.packed.decode(flight.wire, out=stage, **options)
         return stage
 
     def _part(self, flat: Tensor | None, chunk: Chunk) -> Tensor:

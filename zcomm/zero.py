@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from zcomm import arguments, zero_consolidate, zero_state
@@ -60,10 +61,13 @@ class ShardedOptimizer(Optimizer):
             "param_groups": repr(groups),
         }
 
-    def attach(self, compressor: Compressor, bucket_views: bool) -> None:
+    def attach(self, compressor: Compressor, ddp: DistributedDataParallel) -> None:
         """Takes its shards of the parameters; from now on the hook brings the gradients."""
         self.compressor = compressor
-        self.gradients: GradientShards = GradientShards(self._unscale, bucket_views)
+        self.gradients: GradientShards = GradientShards(self._unscale, ddp.gradient_as_bucket_view)
+        if ddp.gradient_as_bucket_view:
+            ddp.register_forward_pre_hook(self.gradients.hide)
+            ddp.register_forward_hook(self.gradients.show, always_call=True)
         self._by_id = {id(p): name for name, p in compressor.buckets.named.items()}
         self._gathers: list[Gather] = []
         groups = [self._inner_group(group) for group in self.param_groups]
@@ -284,7 +288,12 @@ class ShardedOptimizer(Optimizer):
         All ranks must call it.
         """
         self.compressor.raise_failure()
-        shard = self.shards[self._by_id[id(p)]]
+        shard = self.shards.get(self._by_id.get(id(p), ""))
+        if shard is None:
+            raise ValueError(
+                f"rank {self.compressor.rank}: full_grad: expected a parameter of this optimizer, "
+                f"got another tensor, {arguments.describe(p)}"
+            )
         if p.grad is None:
             return None
         return self._whole_sum(shard).to(p.dtype).as_strided(p.shape, p.stride())

@@ -87,6 +87,17 @@ class KernelResiduals(Protocol):
     def out_addresses(self) -> int: ...
 
 
+class KernelMemory(Protocol):
+    """A flat tensor, or what looks like one: its address, and slices of it."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    def data_ptr(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Tensor: ...
+
+
 class KernelSet(Protocol):
     """The primitives over all segments of a layout. Arguments have been checked by the layout."""
 
@@ -96,7 +107,7 @@ class KernelSet(Protocol):
     def encode(
         self,
         layout: KernelLayout,
-        grad: Tensor,
+        grad: KernelMemory,
         residuals: KernelResiduals | None,
         wire: Tensor,
         prescale: float,
@@ -111,7 +122,7 @@ class KernelSet(Protocol):
         self,
         layout: KernelLayout,
         wires: Sequence[Tensor],
-        out: Tensor,
+        out: KernelMemory,
         verify: bool,
         threads: int | None,
     ) -> None:

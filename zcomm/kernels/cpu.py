@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zcomm.kernels.base import KernelLayout, KernelResiduals
+from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals
 from zcomm.wire import WireError
 
 ISAS = ("scalar", "avx2", "avx512")
@@ -36,7 +36,7 @@ class CpuKernels:
     def encode(
         self,
         layout: KernelLayout,
-        grad: Tensor,
+        grad: KernelMemory,
         residuals: KernelResiduals | None,
         wire: Tensor,
         prescale: float,
@@ -68,7 +68,7 @@ class CpuKernels:
         self,
         layout: KernelLayout,
         wires: Sequence[Tensor],
-        out: Tensor,
+        out: KernelMemory,
         verify: bool,
         threads: int | None,
     ) -> None:

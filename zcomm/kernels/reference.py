@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zcomm import wire as frames
-from zcomm.kernels.base import KernelLayout, KernelResiduals, LayoutSegment
+from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals, LayoutSegment
 from zcomm.wire import Frame, WireError
 
 # Torch's element-wise operations split work among threads from this size on.
@@ -29,7 +29,7 @@ class ReferenceKernels:
     def encode(
         self,
         layout: KernelLayout,
-        grad: Tensor,
+        grad: KernelMemory,
         residuals: KernelResiduals | None,
         wire: Tensor,
         prescale: float,
@@ -55,7 +55,7 @@ class ReferenceKernels:
         self,
         layout: KernelLayout,
         wires: Sequence[Tensor],
-        out: Tensor,
+        out: KernelMemory,
         verify: bool,
         threads: int | None,
     ) -> None:
@@ -69,7 +69,7 @@ class ReferenceKernels:
                     _slice(out, segment).copy_(_decode_segment(layout, i, copies))
 
 
-def _slice(flat: Tensor, segment: LayoutSegment) -> Tensor:
+def _slice(flat: KernelMemory, segment: LayoutSegment) -> Tensor:
     return flat[segment.offset : segment.offset + segment.numel]
 
 
