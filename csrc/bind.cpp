@@ -19,11 +19,13 @@ T* pointer(std::uintptr_t address) {
 
 zcomm::Layout make_layout(const std::vector<SegmentRow>& segments,
                           const std::vector<FrameRow>& frames) {
-  std::vector<zcomm::Segment> s;
+  zcomm::CountedVector<zcomm::Segment> s;
+  s.reserve(segments.size());
   for (const auto& [codec, log2_block, n, k, offset, frame, body] : segments) {
     s.push_back({static_cast<std::uint8_t>(codec), log2_block, n, k, offset, frame, body, {}});
   }
-  std::vector<zcomm::Frame> f;
+  zcomm::CountedVector<zcomm::Frame> f;
+  f.reserve(frames.size());
   for (const auto& [start, nbytes, codec, elements, hash] : frames) {
     f.push_back({start, nbytes, static_cast<std::uint8_t>(codec), elements, hash});
   }
@@ -88,6 +90,8 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init(&make_layout), py::arg("segments"), py::arg("frames"));
   m.def("encode", &encode);
   m.def("decode_sum", &decode_sum);
+  m.def("allocated_nbytes",
+        [] { return std::pair(zcomm::heap_counter.now(), zcomm::heap_counter.most()); });
   m.def("isas", [] { return isa_names([](int i) { return zcomm::kernels_for(i) != nullptr; }); });
   m.def("built_isas", [] { return isa_names(zcomm::isa_is_built); });
 }

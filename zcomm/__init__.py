@@ -11,6 +11,7 @@ from zcomm.feedback import Feedback
 from zcomm.hook import Handle, HookState, hook
 from zcomm.kernels import available as available_kernels
 from zcomm.layout import Layout, Residuals, Segment
+from zcomm.memory import MemoryPlan, plan
 from zcomm.settings import Settings
 from zcomm.transport import CommunicationError
 from zcomm.wire import WireError
@@ -24,6 +25,7 @@ __all__ = [
     "Handle",
     "HookState",
     "Layout",
+    "MemoryPlan",
     "Residuals",
     "Segment",
     "Settings",
@@ -38,6 +40,7 @@ __all__ = [
     "compress",
     "hook",
     "load_checkpoint",
+    "plan",
     "reduce_scatter",
     "save_checkpoint",
 ]

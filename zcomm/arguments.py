@@ -10,7 +10,7 @@ import ctypes
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn, TypeGuard
 
 import torch
@@ -20,6 +20,13 @@ GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SENT_DTYPES = (*GRADIENT_DTYPES, torch.float64)  # fp64 goes uncompressed
 RESIDUAL_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 OUTPUT_DTYPES = (torch.float32,)
+_DTYPE_NAMES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+    "int8": torch.int8,
+}
 _BYTES = (torch.uint8,)
 _DENSE = torch.strided
 _FROM_BYTES = "; use torch.frombuffer(bytearray(data), dtype=torch.uint8)"
@@ -40,6 +47,23 @@ def dtype_names(dtypes: Sequence[torch.dtype]) -> str:
     """ "torch.float32, torch.bfloat16 or torch.int8"."""
     *others, last = map(str, dtypes)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def first_difference(expected: object, got: object) -> tuple[str, str]:
+    """Two values as text; of two dicts only the first entry that differs."""
+    if not isinstance(expected, Mapping) or not isinstance(got, Mapping):
+        return repr(expected), repr(got)
+    name = next(k for k in [*expected, *got] if expected.get(k) != got.get(k))
+    return f"{name!r}: {expected.get(name)!r}", f"{got.get(name)!r}"
+
+
+def dtype_of(value: object, what: str) -> torch.dtype:
+    """A torch.dtype, from itself or a short name."""
+    found = _DTYPE_NAMES.get(value) if isinstance(value, str) else value
+    if not isinstance(found, torch.dtype):
+        names = ", ".join(map(repr, _DTYPE_NAMES))
+        raise ValueError(f"{what}: expected a torch.dtype or {names}, got {describe(value)}")
+    return found
 
 
 def count(value: object, what: str, *, least: int = 0, remedy: str = "") -> int:

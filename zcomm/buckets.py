@@ -66,7 +66,7 @@ class Buckets:
         self.named, self.settings = named, settings
         self.rank, self.world_size = rank, world_size
         self.items = items_of(named, settings, world_size)
-        self.feedback = Feedback(dtype=settings.residual_dtype)
+        self.feedback = Feedback(dtype=settings.residual_storage)
         self.feedback.double_buffered = double_buffered
         self.sink: Sink | None = None
         self._names = {id(p): name for name, p in named.items()}
@@ -81,6 +81,11 @@ class Buckets:
         if key not in self._plans:
             self._plans[key] = self._make_parts(bucket, buffer, warming_up)
         return self._plans[key]
+
+    def sunk_names(self, bucket: Any) -> list[str]:
+        """The parameters of a bucket that go to the sink."""
+        names = map(self._name, bucket.parameters())
+        return [name for name in names if self.sink is not None and name in self.sink.names]
 
     def end_step(self) -> None:
         """Buckets that were not used in this step belong to the time before DDP's rebuild."""

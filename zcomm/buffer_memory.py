@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from zcomm.chunks import Chunk, Item, make_chunks, piece_limit
-from zcomm.engine import _SLOTS
-from zcomm.parameter_gather import Gather
+from zcomm.engine import SLOTS
+from zcomm.parameter_gather import gathered_codec, is_in_place
 from zcomm.parameters import items_of
 from zcomm.settings import PLAIN, Settings
 from zcomm.shards import Shard
@@ -25,7 +25,7 @@ from zcomm.shards import Shard
 # topk's candidates in csrc/cpu/topk.cpp: room for all elements of a chunk, while it is encoded.
 _TOPK_SCRATCH_NBYTES = 4
 # A model of so many chunks, or fewer, is no sample.
-_FEW_CHUNKS = 2 * _SLOTS
+_FEW_CHUNKS = 2 * SLOTS
 
 Named = dict[str, Tensor]
 MakeShards = Callable[[Named, Mapping[str, Item]], list[Shard]]
@@ -56,19 +56,14 @@ class Travel(NamedTuple):
     rank: int
     world_size: int
 
-    def gradients(self, named: Named, sharded: bool, every_step: bool = False) -> Iterator[Passing]:
-        """Of a bucket with these parameters; the first one that DDP hands over has them all."""
+    def gradients(self, named: Named, bucket: Named, sharded: bool) -> Iterator[Passing]:
+        """The first bucket that DDP hands over has all parameters; `bucket` comes in every step."""
         some = self._sample(named, self.settings)
-        copies = _SLOTS if every_step or some is not named else 1
-        items = items_of(some, self.settings, self.world_size)
-        for dtype in _dtypes(some):
-            size = torch.float64.itemsize if dtype is torch.float64 else torch.float32.itemsize
-            staged = dtype in (torch.bfloat16, torch.float16)
-            ours = [item for name, item in items.items() if some[name].dtype is dtype]
-            for chunk in self._chunks(ours, dtype):
-                shard = 0 if sharded else size * chunk.own.numel
-                stage = size * chunk.numel if staged and not sharded else 0
-                yield Passing(chunk, shard, stage, copies)
+        if some is named:
+            yield from self._in_bucket(named, sharded, 1)
+            yield from self._in_bucket(bucket, sharded, SLOTS)
+        else:
+            yield from self._in_bucket(some, sharded, SLOTS)
 
     def parameters(self, named: Named, shards_of: MakeShards) -> Iterator[Passing]:
         """The gather after a step with ZeRO."""
@@ -76,22 +71,31 @@ class Travel(NamedTuple):
         shards = shards_of(some, items_of(some, self.settings, self.world_size))
         for dtype in _dtypes(some):
             ours = [shard for shard in shards if shard.flat.dtype is dtype]
-            own = any(shard.has_master for shard in ours)
-            gather = Gather(ours, self.rank, self.world_size, self.settings, self.param_settings)
-            for chunk in gather.chunks:
-                size = chunk.sum_dtype.itemsize
-                stored = chunk.numel if own else chunk.numel - chunk.own.numel
-                yield Passing(chunk, size * chunk.own.numel, size * stored, _SLOTS)
+            items = [s.item._replace(codec=gathered_codec(self.param_settings, s)) for s in ours]
+            for chunk in self._make_chunks(items, dtype):
+                size = 0 if is_in_place(ours) else chunk.sum_dtype.itemsize
+                yield Passing(chunk, size * chunk.own.numel, size * chunk.numel, SLOTS)
 
-    def _chunks(self, items: Sequence[Item], dtype: torch.dtype) -> list[Chunk]:
-        """Those of a warm-up as well."""
-        raw = dtype is torch.float64
+    def _in_bucket(self, named: Named, sharded: bool, copies: int) -> Iterator[Passing]:
+        items = items_of(named, self.settings, self.world_size)
+        for dtype in _dtypes(named):
+            ours = [item for name, item in items.items() if named[name].dtype is dtype]
+            plain = [item._replace(codec=PLAIN) for item in ours]
+            chunks = [] if dtype is torch.float64 else self._make_chunks(ours, dtype)
+            if dtype is torch.float64 or self.settings.start_step:
+                chunks += self._make_chunks(plain, dtype)
+            staged = dtype in (torch.bfloat16, torch.float16)
+            for chunk in chunks:
+                size = 0 if sharded else chunk.sum_dtype.itemsize
+                stage = size * chunk.numel if staged else 0
+                yield Passing(chunk, size * chunk.own.numel, stage, copies)
+
+    def _make_chunks(self, items: Sequence[Item], dtype: torch.dtype) -> list[Chunk]:
         offsets = accumulate((item.numel for item in items), initial=0)
         placed = [item._replace(offset=at) for item, at in zip(items, offsets)]
-        plain = [item._replace(codec=PLAIN) for item in placed]
-        ways = [plain] if raw else [placed, plain] if self.settings.start_step else [placed]
         size = self.settings.chunk_size(self.world_size)
-        return [c for way in ways for c in make_chunks(way, self.rank, self.world_size, size, raw)]
+        raw = dtype is torch.float64
+        return list(make_chunks(placed, self.rank, self.world_size, size, raw))
 
     def _sample(self, named: Named, codecs: Settings) -> Named:
         """All parameters if they are few; else of each kind as many as fill a chunk."""
@@ -101,11 +105,11 @@ class Travel(NamedTuple):
         if sum(p.numel() for p in named.values()) <= _FEW_CHUNKS * size:
             return named
         for name, p in named.items():
-            codec = codecs.codec_of(name, p.numel())
-            row = piece_limit(codec, self.world_size) * self.world_size
-            most = max(size, row) + row
-            kind = (codec, p.dtype, min(p.numel(), most))
-            if taken[kind] < most:
+            used = codecs.codec_of(name, p.numel())
+            row = piece_limit(used, self.world_size) * self.world_size
+            most = max(size, row)
+            kind = (used, p.dtype, min(p.numel(), most))
+            if taken[kind] < size:
                 taken[kind] += max(p.numel(), 1)
                 some[name] = p if p.numel() <= most else p.new_empty(most)
         return some
@@ -115,8 +119,14 @@ def buffers_of(gradients: Sequence[Passing], parameters: Sequence[Passing]) -> B
     """The engine's slots grow to the largest chunks, its shard and its stage to the largest one."""
     passing = [*gradients, *parameters]
     wires = [p.chunk.wire.wire_nbytes for p in passing for _ in range(p.copies)]
-    rows = [p.chunk.rows_nbytes for p in passing for _ in range(p.copies)]
-    slots = sum(nlargest(_SLOTS, wires)) + sum(nlargest(_SLOTS, rows))
+    rows = [
+        p.chunk.rows_nbytes
+        for ps, reduce in ((gradients, True), (parameters, False))
+        for p in ps
+        if p.chunk.needs_rows(reduce)
+        for _ in range(p.copies)
+    ]
+    slots = sum(nlargest(SLOTS, wires)) + sum(nlargest(SLOTS, rows))
     shard = max((p.shard_nbytes for p in passing), default=0)
     stage = max((p.stage_nbytes for p in passing), default=0)
     scratch = max((_topk_numel(p.chunk) for p in gradients), default=0) * _TOPK_SCRATCH_NBYTES

@@ -8,14 +8,13 @@ and only then replaces `latest`, at once. Whatever is killed when: `latest` name
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from itertools import count
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from zcomm import arguments
 from zcomm.transport import gather_bytes, member_of
@@ -43,30 +42,21 @@ def save_checkpoint(
     rank = _prepare("save_checkpoint", group)
     root = Path(folder)
     unfinished = root / f"{_UNFINISHED}{step}"
-    if rank == 0:
-        root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f"{_UNFINISHED}*"):  # of a save that was killed
-            shutil.rmtree(left)
-    dist.barrier(group)
+    _on_rank_0(lambda: _make_folder(root), rank, group)
     _dcp().save(dict(state), checkpoint_id=unfinished, process_group=group)
-    if rank == 0:
-        name = _unused_name(root, step)
-        _publish(root, unfinished, name)
-        _drop_old(root, name, keep)
-    dist.barrier(group)
+    _on_rank_0(lambda: _publish(root, unfinished, step, keep), rank, group)
 
 
 def load_checkpoint(
-    folder: str | os.PathLike[str], state: Mapping[str, Any], *, group: Any = None
+    folder: str | os.PathLike[str], state: MutableMapping[str, Any], *, group: Any = None
 ) -> int | None:
     """Loads the newest checkpoint into `state`; returns its step, or None if there is none.
 
     All ranks call it, in a world of any size.
     """
-    _prepare("load_checkpoint", group)
+    rank = _prepare("load_checkpoint", group)
     root = Path(folder)
-    # Rank 0 decides: all ranks load the same.
-    name = gather_bytes(_latest(root).encode(), group)[0].decode()
+    name = _on_rank_0(lambda: _latest(root), rank, group)
     if not name:
         return None
     path = root / name
@@ -75,7 +65,7 @@ def load_checkpoint(
             saved: dict[str, Any] = {key: {"about": "", "param_groups": ()}}
             _dcp().load(saved, checkpoint_id=path, process_group=group)
             checked_about(value, saved[key])
-    _dcp().load(dict(state), checkpoint_id=path, process_group=group)
+    _dcp().load(state, checkpoint_id=path, process_group=group)
     return int(name.removeprefix(_PREFIX).split(".")[0])
 
 
@@ -87,6 +77,20 @@ def _prepare(what: str, group: Any) -> int:
             "use pip install numpy"
         )
     return rank
+
+
+def _on_rank_0(work: Callable[[], str], rank: int, group: Any) -> str:
+    """What it returned there, on all ranks; its error, too: nobody waits for a rank that failed."""
+    done: tuple[str, str] = "", ""
+    if rank == 0:
+        try:
+            done = work(), ""
+        except OSError as error:
+            done = "", f"{type(error).__name__}: {error}"
+    result, failure = json.loads(gather_bytes(json.dumps(done).encode(), group)[0])
+    if failure:
+        raise OSError(f"rank {rank}: checkpoint: rank 0 failed: {failure}")
+    return str(result)
 
 
 def _has_numpy() -> bool:
@@ -108,14 +112,16 @@ def _latest(root: Path) -> str:
         return ""
 
 
-def _unused_name(root: Path, step: int) -> str:
-    """Of the step; after a restart it may be saved a second time, beside the first."""
-    names = (f"{_PREFIX}{step:09d}.{attempt}" for attempt in count())
-    return next(name for name in names if not (root / name).exists())
+def _make_folder(root: Path) -> str:
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(f"{_UNFINISHED}*"):  # of a save that was killed
+        shutil.rmtree(left)
+    return ""
 
 
-def _publish(root: Path, unfinished: Path, name: str) -> None:
+def _publish(root: Path, unfinished: Path, step: int, keep: int) -> str:
     """Gives a whole checkpoint its name, then makes it the latest."""
+    name = _unused_name(root, step)
     unfinished.rename(root / name)
     _sync(root)
     pointer = root / f"{_LATEST}.new"
@@ -125,6 +131,14 @@ def _publish(root: Path, unfinished: Path, name: str) -> None:
         os.fsync(file.fileno())
     pointer.replace(root / _LATEST)
     _sync(root)
+    _drop_old(root, name, keep)
+    return name
+
+
+def _unused_name(root: Path, step: int) -> str:
+    """Of the step; after a restart it may be saved a second time, beside the first."""
+    names = (f"{_PREFIX}{step:09d}.{attempt}" for attempt in count())
+    return next(name for name in names if not (root / name).exists())
 
 
 def _sync(root: Path) -> None:

@@ -28,6 +28,9 @@ class StateShard(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
+    def new_empty(self, *_: object, **__: object) -> Any:
+        raise _refused_copy()
+
     def part(self) -> Tensor:
         """The same memory as an ordinary tensor."""
         return self.as_subclass(Tensor)
@@ -46,7 +49,8 @@ class StateShard(Tensor):
         return self.part()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return StateShard.of, (self.part(), self.start, self.whole)
+        # A copy: a view would be written with all of its memory.
+        return StateShard.of, (self.part().clone(), self.start, self.whole)
 
     def __deepcopy__(self, memo: Any) -> StateShard:
         return StateShard.of(self.part().clone(), self.start, self.whole)
@@ -97,6 +101,9 @@ class ResidualRow(Tensor):
 
     def size(self, dim: int | None = None) -> Any:
         return _AnyRows(self.storage_.numel)
+
+    def new_empty(self, *_: object, **__: object) -> Any:
+        raise _refused_copy()
 
     def values(self) -> Tensor:
         """As it is now, or as it was read; fp32 or bf16."""
@@ -193,6 +200,14 @@ class _RowSum(Tensor):
                 rows.total.add(row)
             return rows
         raise RuntimeError(f"residual rows: expected to be filled by a checkpoint, got {func}")
+
+
+def _refused_copy() -> RuntimeError:
+    return RuntimeError(
+        "checkpoint: expected torch.distributed.checkpoint.save, got async_save, which copies "
+        "tensors in a way that parts of tensors do not survive; use save, or save "
+        "copy.deepcopy(opt.state_dict()) in a thread of your own"
+    )
 
 
 def _chunk(offsets: Any, sizes: Any) -> Any:

@@ -86,6 +86,13 @@ class Chunk:
         ]
         return _layout(segments, self.wire.peers, self.sum_dtype is torch.float64)
 
+    def needs_rows(self, reduce: bool) -> bool:
+        """Whether there are frames of several ranks, or copies of this rank's own for them.
+
+        Between two ranks a gather sends the one frame from where it is.
+        """
+        return reduce or self.wire.peers > 2
+
     def placed(self, positions: Mapping[str, int]) -> Layout | RawLayout:
         """The layout of this rank's frame, for a buffer with its run of each item at a position."""
         segments = [

@@ -119,6 +119,8 @@ class Compressor:
             self._follow_scale()
 
     def _submit(self, bucket: Any, buffer: Tensor, future: Any) -> None:
+        # First of all: it drops the local gradients.
+        accumulate = self.sink is not None and self.sink.take(self.buckets.sunk_names(bucket))
         parts = self.buckets.parts(bucket, buffer, self.step)
         left = [part.name for part in parts]
 
@@ -132,19 +134,18 @@ class Compressor:
             future.set_result(buffer)
 
         for part in parts:
-            self._jobs.append(self._job(part, bucket.index(), buffer, finish))
+            self._jobs.append(self._job(part, bucket.index(), buffer, accumulate, finish))
             if self.engine is not None:
                 self.engine.submit(self._jobs[-1])
             else:
                 _keep(self._jobs[-1])
 
-    def _job(self, part: Part, index: int, buffer: Tensor, finish: Any) -> Job:
+    def _job(self, part: Part, index: int, buffer: Tensor, accumulate: bool, finish: Any) -> Job:
         sharded = part.places is not None
-        target, accumulate = buffer, False
+        target = buffer
         if sharded:
             assert self.sink is not None
             target = self.sink.target(buffer.dtype)
-            accumulate = self.sink.take([item.key for item in part.items])
         what = f"bucket {index} of step {self.step}"
         return Job(
             what,
@@ -157,7 +158,7 @@ class Compressor:
             verify=self.settings.verify,
             feedback=part.feedback[self.feedback.side] if part.feedback else None,
             places=part.places,
-            accumulate=accumulate,
+            accumulate=accumulate and sharded,
             signature=f"{what}: {part.name}, loss scale {self.scale}",
             finish=finish,
         )
@@ -275,7 +276,7 @@ class Compressor:
             )
         for field in ("version", "world_size", "rank", "codecs"):
             if state[field] != mine[field]:
-                expected, got = _difference(mine[field], state[field])
+                expected, got = arguments.first_difference(mine[field], state[field])
                 raise ValueError(
                     f"rank {self.rank}: load_state_dict: expected {field} {expected}, got {got}; "
                     "load each rank's own state into the same model, codecs and number of ranks"
@@ -312,11 +313,3 @@ def _keep(job: Job) -> None:
 def _all_finite(t: Tensor) -> bool:
     """One pass, no memory: the largest magnitude is NaN or Inf if any element is."""
     return not t.numel() or math.isfinite(torch.linalg.vector_norm(t, math.inf).item())
-
-
-def _difference(expected: Any, got: Any) -> tuple[str, str]:
-    """Of two dicts only the first entry that differs."""
-    if not isinstance(expected, dict) or not isinstance(got, Mapping):
-        return repr(expected), repr(got)
-    name = next(k for k in sorted({*expected, *got}) if expected.get(k) != got.get(k))
-    return f"{name!r}: {expected.get(name)!r}", f"{got.get(name)!r}"

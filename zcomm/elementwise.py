@@ -18,10 +18,13 @@ _SHAPE, _SIZES, _STEPS = (6, 8), [20, 28], 3
 _RTOL, _ATOL = 1e-5, 1e-7
 
 
-def try_on_parts(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def try_on_parts(
+    optimizer_class: Any, arguments: Mapping[str, Any], group: Mapping[str, Any]
+) -> dict[str, Any]:
     """What state the optimizer keeps, by name: ELEMENT (a value for each element), or a sample.
 
-    Refuses an optimizer that cannot work on parts of a parameter, and says why.
+    `group` are the options of a param group. Refuses an optimizer that cannot work on parts of a
+    parameter, and says why.
     """
     name = getattr(optimizer_class, "__name__", repr(optimizer_class))
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
@@ -31,8 +34,11 @@ def try_on_parts(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, 
     whole = torch.linspace(-1, 1, _SHAPE[0] * _SHAPE[1]).reshape(_SHAPE)
     parts = [part.clone() for part in torch.split(whole.flatten(), _SIZES)]
     try:
-        state = _steps(optimizer_class, [whole], options)[whole]
-        _steps(optimizer_class, parts, options)
+        state = _steps(optimizer_class([{"params": [whole], **group}], **arguments), whole, 0)
+        start = 0
+        for part in parts:  # each on its own, as on the ranks
+            _steps(optimizer_class([{"params": [part], **group}], **arguments), part, start)
+            start += part.numel()
     except Exception as error:
         raise ValueError(
             f"ZeroOptimizer: expected an optimizer whose step() updates element by element, got "
@@ -51,13 +57,10 @@ def try_on_parts(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _steps(optimizer_class: Any, tensors: list[Tensor], options: Mapping[str, Any]) -> Any:
-    optimizer = optimizer_class([{"params": tensors, **options}])
+def _steps(optimizer: Optimizer, t: Tensor, start: int) -> Any:
+    """A few steps with gradients that depend on the place of an element; the tensor's state."""
+    numbers = torch.arange(start, start + t.numel(), dtype=torch.float32)
     for step in range(_STEPS):
-        at = 0
-        for t in tensors:
-            numbers = torch.arange(at, at + t.numel(), dtype=torch.float32)
-            t.grad = torch.cos(numbers * (step + 1)).reshape(t.shape)
-            at += t.numel()
+        t.grad = torch.cos(numbers * (step + 1)).reshape(t.shape)
         optimizer.step()
-    return optimizer.state
+    return optimizer.state[t]

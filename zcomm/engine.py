@@ -18,7 +18,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from time import perf_counter, sleep
+from datetime import timedelta
+from time import perf_counter
 
 import torch
 
@@ -27,9 +28,9 @@ from zcomm.steps import Exchange, Steps
 from zcomm.transport import Channel, Transport
 
 # Chunks under way: one is encoded while others are on the network, in either hop.
-_SLOTS = 4
-# How often a waiting engine looks at its collectives, and asks whether a peer has failed.
-_LEAST_DELAY_S, _MOST_DELAY_S = 20e-6, 0.5e-3
+SLOTS = 4
+# How long a waiting engine does not look up, and how often it asks whether a peer has failed.
+_REST = timedelta(milliseconds=2)
 _PEER_POLL_S = 0.5
 # What a chunk under way may take until the thread looks up.
 _STOP_S = 10.0
@@ -56,7 +57,7 @@ class Engine:
         self._unfinished: list[Job] = []
         self._reducing: deque[Flight] = deque()
         self._gathering: deque[Flight] = deque()
-        self._slots = [Slot() for _ in range(_SLOTS)]
+        self._slots = [Slot() for _ in range(SLOTS)]
         self._free = list(self._slots)
         self._thread = threading.Thread(target=self._run, name="zcomm-engine", daemon=True)
         self._thread.start()
@@ -145,8 +146,17 @@ class Engine:
                     polled = waited
                     if self.transport.peer_failed():
                         raise self.transport.failure(self._oldest())
-                # A tenth of the wait so far: seldom late by more, and hardly ever awake.
-                sleep(min(max(waited / 10, _LEAST_DELAY_S), _MOST_DELAY_S))
+                self._rest()
+
+    def _rest(self) -> None:
+        """Until a collective has completed, or a little while has passed. It sleeps in native code:
+        looking again and again cost more of the processor than a fast codec does."""
+        under_way = (self._reducing or self._gathering or [self._jobs[0].check])[0]
+        assert under_way is not None
+        assert under_way.work is not None
+        work = under_way.work
+        with suppress(RuntimeError):  # a failure, too: the next look at it raises that
+            work.wait(_REST)
 
     # The steps of a job.
 
@@ -167,7 +177,7 @@ class Engine:
 
     def _start_chunk(self, job: Job) -> None:
         flight = Flight(job, job.started, self._free.pop(), "reduce-scatter")
-        flight.slot.reserve(flight.chunk)
+        flight.slot.reserve(flight.chunk, job.reduce)
         job.started += 1
         if job.reduce:
             self._issue(self.transport.reduce, self._steps.encode(flight), flight)

@@ -123,11 +123,12 @@ class Slot:
     """The two buffers of one chunk under way. They grow to the largest chunk and stay."""
 
     def __init__(self) -> None:
-        self.wire = self.rows = torch.empty(0, dtype=torch.uint8)
+        self.wire, self.rows = (torch.empty(0, dtype=torch.uint8) for _ in range(2))
 
-    def reserve(self, chunk: Chunk) -> None:
+    def reserve(self, chunk: Chunk, reduce: bool) -> None:
         self.wire = grown(self.wire, chunk.wire.wire_nbytes)
-        self.rows = grown(self.rows, chunk.rows_nbytes)
+        if chunk.needs_rows(reduce):
+            self.rows = grown(self.rows, chunk.rows_nbytes)
 
     def nbytes(self) -> int:
         return self.wire.nbytes + self.rows.nbytes
@@ -182,4 +183,8 @@ def _itemsize(target: Tensor | None) -> int:
 
 
 def grown(buffer: Tensor, nbytes: int) -> Tensor:
-    return buffer if buffer.numel() >= nbytes else torch.empty(nbytes, dtype=torch.uint8)
+    """The buffer, or a larger one in its place; what it held is lost."""
+    if buffer.numel() >= nbytes:
+        return buffer
+    buffer.untyped_storage().resize_(0)  # it goes before the new one comes
+    return torch.empty(nbytes, dtype=torch.uint8)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from zcomm import arguments
 from zcomm.buffer_memory import Buffers, Travel, buffers_of
 from zcomm.chunks import Item, piece_limit
 from zcomm.elementwise import try_on_parts
+from zcomm.gradient_memory import LocalGradients, nbytes_of
 from zcomm.optimizer_memory import optimizer_class, optimizer_memory
-from zcomm.parameter_gather import difference_codec
+from zcomm.parameter_gather import needs_master
 from zcomm.parameters import items_of
 from zcomm.settings import SETTING_NAMES, Settings
 from zcomm.shards import GradientShards, Shard
@@ -28,7 +28,6 @@ from zcomm.shards import GradientShards, Shard
 Named = dict[str, Tensor]
 # A number of parameters stands for this many tensors of one size.
 _TENSORS = 64
-_BUCKET_CAP_MB = 25  # DDP's default
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class MemoryPlan:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __str__(self) -> str:
-        names = [*(field.name for field in fields(self) if field.name != "transient")]
+        names = [field.name for field in fields(self) if field.name != "transient"]
         rows = [(name, getattr(self, name)) for name in [*names, "total", "peak"]]
         return "\n".join(f"{name:<12}{_readable(nbytes):>12}" for name, nbytes in rows)
 
@@ -74,12 +73,12 @@ class MemoryPlan:
 def plan(
     model: nn.Module | float,
     world_size: int,
-    *,
     stage: int = 1,
     codec: Any = "lm4",
-    param_codec: Any = None,
     optimizer: Any = "adamw",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    param_codec: Any = None,
     rank: int | None = None,
     scaler: Any = None,
     bucket_cap_mb: float | None = None,
@@ -110,8 +109,8 @@ def plan(
         sides=1 if scaler in (None, False) else 2,
         rank=_rank(rank, world_size),
     )
-    local = _LocalGradients(trained, bucket_cap_mb, gradient_as_bucket_view)
-    return run.plan(_nbytes(every), local, optimizer_class(optimizer), {"lr": 3e-4, **arguments_})
+    local = LocalGradients(trained, bucket_cap_mb, gradient_as_bucket_view)
+    return run.plan(nbytes_of(every), local, optimizer_class(optimizer), {"lr": 3e-4, **arguments_})
 
 
 class _Run:
@@ -136,7 +135,7 @@ class _Run:
         self.rank = _rank_that_owns_most(self.items.values(), world_size) if rank is None else rank
 
     def plan(
-        self, parameters: int, local: _LocalGradients, kind: Any, options: Mapping[str, Any]
+        self, parameters: int, local: LocalGradients, kind: Any, options: Mapping[str, Any]
     ) -> MemoryPlan:
         shards = self._shards(self.trained, self.items) if self.sharded else []
         updated = [s.tensor for s in shards] if self.sharded else list(self.trained.values())
@@ -144,11 +143,11 @@ class _Run:
         buffers = self._buffers(local.bucket) if self.compressed else Buffers(0, 0, 0)
         residuals = self._residuals(buffers.longest_chunk) if self.compressed else 0
         masters = sum(s.tensor.nbytes for s in shards if s.has_master)
-        gradients = _nbytes(self.trained) + _sums_nbytes(shards)
-        before = gradients + masters + residuals
-        lasting = before + state + buffers.nbytes
+        gradients = nbytes_of(self.trained) + _sums_nbytes(shards)
+        before = gradients + masters
+        lasting = before + residuals + state + buffers.nbytes
         if self.sharded:
-            # Iteration 0 has one bucket, but no buffers and no state until that is on its way.
+            # Iteration 0 has one bucket, and nothing else until that is on its way.
             most = max(before + local.whole, lasting + local.in_bucket + buffers.encode_nbytes)
         else:
             most = lasting + local.whole + buffers.encode_nbytes
@@ -160,19 +159,15 @@ class _Run:
     def _shards(self, named: Named, items: Mapping[str, Item]) -> list[Shard]:
         shards = [Shard(name, p, items[name], self.rank) for name, p in named.items()]
         for shard in shards:
-            coded = difference_codec(self.param_settings, shard) is not None
-            if coded or shard.flat.dtype in (torch.bfloat16, torch.float16):
+            if needs_master(self.param_settings, shard):
                 shard.make_master()
         return shards
 
     def _buffers(self, bucket: Named) -> Buffers:
         travel = Travel(self.settings, self.param_settings, self.rank, self.world_size)
-        gradients = [
-            *travel.gradients(self.trained, self.sharded),
-            *travel.gradients(bucket, self.sharded, every_step=True),
-        ]
+        gradients = travel.gradients(self.trained, bucket, self.sharded)
         parameters = travel.parameters(self.trained, self._shards) if self.sharded else ()
-        return buffers_of(gradients, list(parameters))
+        return buffers_of(list(gradients), list(parameters))
 
     def _residuals(self, longest_chunk: int) -> int:
         """Of what this rank sends, and, where it sends the sums as well, of those."""
@@ -187,52 +182,15 @@ class _Run:
                 numel += count * self._residual_numel(item, run)
         scratch = any(isinstance(mode, float) for mode in modes.values())
         numel = numel * self.sides + (longest_chunk if scratch else 0)
-        return numel * self.settings.residual_dtype.itemsize
+        return numel * self.settings.residual_storage.itemsize
 
     def _residual_numel(self, item: Item, run: int) -> int:
         """Of one owner's run, piece by piece."""
         limit = piece_limit(item.codec, self.world_size)
         pieces, rest = divmod(run, limit)
-        dtype = self.settings.residual_dtype
+        dtype = self.settings.residual_storage
         last = item.codec.residual_numel(rest, dtype) if rest else 0
         return pieces * item.codec.residual_numel(limit, dtype) + last
-
-
-class _LocalGradients:
-    """What autograd makes besides DDP's buckets: all of it, or, for their views, one at a time.
-
-    `whole` is alive at the end of the first backward() and `kept` after it; `in_bucket` until a
-    later bucket is handed over; `bucket` has the parameters of the largest one.
-    """
-
-    def __init__(self, trained: Named, bucket_cap_mb: float | None, views: bool) -> None:
-        self.bucket = _largest_bucket(trained, _bucket_limits(bucket_cap_mb))
-        largest = max((p.nbytes for p in trained.values()), default=0)
-        self.kept = 0 if views else _nbytes(trained)
-        self.whole = largest if views else self.kept
-        self.in_bucket = largest if views else _nbytes(self.bucket)
-
-
-def _bucket_limits(bucket_cap_mb: Any) -> list[int]:
-    """Of DDP's first bucket, and of the others."""
-    if bucket_cap_mb is None:
-        return [dist._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_CAP_MB * 2**20]
-    if isinstance(bucket_cap_mb, bool) or not isinstance(bucket_cap_mb, (int, float)):
-        got = arguments.describe(bucket_cap_mb)
-        raise TypeError(f"bucket_cap_mb: expected a number, got {got}")
-    if not 0 < bucket_cap_mb < float("inf"):
-        raise ValueError(f"bucket_cap_mb: expected more than 0, got {bucket_cap_mb}")
-    return [int(bucket_cap_mb * 2**20)]
-
-
-def _largest_bucket(trained: Named, limits: list[int]) -> Named:
-    """As DDP makes them in its second iteration, of gradients in the order of their arrival."""
-    names = list(trained)[::-1]
-    if not names:
-        return {}
-    buckets, _ = dist._compute_bucket_assignment_by_size([trained[n] for n in names], limits)
-    named = [{names[i]: trained[names[i]] for i in bucket} for bucket in buckets]
-    return max(named, key=_nbytes)
 
 
 def _optimizer_nbytes(
@@ -240,7 +198,7 @@ def _optimizer_nbytes(
 ) -> tuple[int, int]:
     """Bytes of the state for these tensors, and of what a step needs on top of it."""
     if flat:
-        try_on_parts(kind, options)
+        try_on_parts(kind, options, {})
     state = step = 0
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         sizes = [t.numel() for t in tensors if t.dtype is dtype]
@@ -273,10 +231,9 @@ def _sums_nbytes(shards: list[Shard]) -> int:
     return sum(gradients.target(dtype).nbytes for dtype in (torch.float32, torch.float64))
 
 
-def _parameters(model: Any, dtype: torch.dtype | None) -> tuple[Named, Named]:
+def _parameters(model: Any, dtype: torch.dtype | str | None) -> tuple[Named, Named]:
     """All parameters, and those that are trained, without their memory."""
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype: expected a torch.dtype, got {arguments.describe(dtype)}")
+    dtype = None if dtype is None else arguments.dtype_of(dtype, "dtype")
     if isinstance(model, nn.Module):
         module = getattr(model, "_orig_mod", model)
         if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -324,10 +281,6 @@ def _expect_sendable(trained: Named) -> None:
         if p.dtype not in arguments.SENT_DTYPES:
             known = arguments.dtype_names(arguments.SENT_DTYPES)
             raise ValueError(f"parameter {name!r}: expected dtype {known}, got {p.dtype}")
-
-
-def _nbytes(named: Named) -> int:
-    return sum(p.nbytes for p in named.values())
 
 
 def _readable(nbytes: int) -> str:

@@ -125,11 +125,11 @@ class _Trial:
         return elements, whole
 
 
-class _Books(TorchDispatchMode):
+class _Books(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the memory of all tensors that are made inside of it, as long as they live."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self._alive: dict[int, weakref.ref[Any]] = {}
 

@@ -11,14 +11,15 @@ identical, because all of them add the same d to the same p.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import accumulate, compress
 
 import torch
 from torch import Tensor
 
-from zcomm.chunks import Chunk, Item, Piece, make_chunks
+from zcomm.chunks import Chunk, Piece, make_chunks
 from zcomm.codecs import Codec, codec
+from zcomm.compressor import Compressor
 from zcomm.job import Direct, Job
 from zcomm.scattered import ScatteredLayout
 from zcomm.settings import Settings
@@ -42,6 +43,62 @@ def difference_codec(settings: Settings | None, shard: Shard) -> Codec | None:
     return None if found.name == "none" else found
 
 
+def gathered_codec(settings: Settings | None, shard: Shard) -> Codec:
+    """What a parameter is sent with: its differences, or its own dtype exactly."""
+    return difference_codec(settings, shard) or codec(_EXACT[shard.flat.dtype])
+
+
+def needs_master(settings: Settings | None, shard: Shard) -> bool:
+    """Whether the parameter itself cannot be the truth: it is coarse, or lags behind."""
+    coarse = shard.flat.dtype in (torch.bfloat16, torch.float16)
+    return coarse or difference_codec(settings, shard) is not None
+
+
+def is_in_place(shards: Iterable[Shard]) -> bool:
+    """Whether runs are sent from where they lie to where they belong: fp32 without masters."""
+    return all(s.flat.dtype is torch.float32 and not s.has_master for s in shards)
+
+
+class Gathers:
+    """The gathers of an optimizer's parameters, one for each dtype, made when first needed."""
+
+    def __init__(self, compressor: Compressor, param_settings: Settings | None) -> None:
+        self._compressor, self._param_settings = compressor, param_settings
+        self._usual: list[Gather] = []
+
+    def forget(self) -> None:
+        """Parameters have come, or have moved."""
+        self._usual = []
+
+    def run(self, shards: Collection[Shard], what: str, note: str, exact: bool) -> None:
+        """Gathers all parameters, with the codecs or exactly; raises what the engine raises."""
+        engine = self._compressor.engine
+        if engine is None:
+            for shard in shards:
+                if shard.has_master:
+                    shard.run.copy_(shard.tensor)
+            return
+        if not exact and not self._usual:
+            self._usual = self._make(shards, self._param_settings)
+        gathers = self._make(shards, None) if exact else self._usual
+        jobs = [gather.job(what, note) for gather in gathers]
+        for job in jobs:
+            engine.submit(job)
+        for job in jobs:
+            job.wait()
+        self._compressor.raise_failure()
+
+    def _make(self, shards: Iterable[Shard], param_settings: Settings | None) -> list[Gather]:
+        by_dtype: dict[torch.dtype, list[Shard]] = {}
+        for shard in shards:
+            by_dtype.setdefault(shard.flat.dtype, []).append(shard)
+        rank, world_size = self._compressor.rank, self._compressor.world_size
+        settings = self._compressor.settings
+        return [
+            Gather(some, rank, world_size, settings, param_settings) for some in by_dtype.values()
+        ]
+
+
 class Gather:
     """Parameters of one dtype, and where their chunks go."""
 
@@ -54,16 +111,18 @@ class Gather:
         param_settings: Settings | None,
     ) -> None:
         self.dtype = shards[0].flat.dtype
-        self._shards = {shard.name: shard for shard in shards}
-        self._codecs = {s.name: difference_codec(param_settings, s) for s in shards}
+        coded = {s.name for s in shards if difference_codec(param_settings, s)}
         offsets = accumulate((shard.item.numel for shard in shards), initial=0)
-        items = [self._item(shard, offset) for shard, offset in zip(shards, offsets)]
+        items = [
+            shard.item._replace(codec=gathered_codec(param_settings, shard), offset=offset)
+            for shard, offset in zip(shards, offsets)
+        ]
         size = settings.chunk_size(world_size)
         raw = self.dtype is torch.float64
         self.chunks = make_chunks(items, rank, world_size, size, raw)
         self._verify = settings.verify
         self._specs = ", ".join(sorted({item.codec.spec for item in items}))
-        self._memory = _Memory(self.chunks, self._shards, self._codecs, self.dtype)
+        self._memory = _Memory(self.chunks, {s.name: s for s in shards}, coded, self.dtype)
 
     def job(self, what: str, signature: str) -> Job:
         numel = sum(chunk.numel for chunk in self.chunks)
@@ -79,10 +138,6 @@ class Gather:
             signature=f"{what}: {numel} {self.dtype} parameters as {self._specs}{signature}",
         )
 
-    def _item(self, shard: Shard, offset: int) -> Item:
-        exact = codec(_EXACT[self.dtype])
-        return shard.item._replace(codec=self._codecs[shard.name] or exact, offset=offset)
-
 
 class _Memory:
     """Parameters as the engine reads and writes them, chunk by chunk; views are made once."""
@@ -91,12 +146,11 @@ class _Memory:
         self,
         chunks: Sequence[Chunk],
         shards: Mapping[str, Shard],
-        codecs: Mapping[str, Codec | None],
+        coded: Container[str],
         dtype: torch.dtype,
     ) -> None:
         self.itemsize = dtype.itemsize
-        # fp32 without a master: runs are sent from where they lie to where they belong.
-        in_place = dtype is torch.float32 and not any(s.has_master for s in shards.values())
+        in_place = is_in_place(shards.values())
         self._direct = [_in_place(c, shards) for c in chunks] if in_place else [None] * len(chunks)
         self._loaded: list[tuple[list[Tensor], _Views]] = []
         self._stored: list[_Views] = []
@@ -104,8 +158,8 @@ class _Memory:
             runs = chunk.runs()
             own = [run for run in runs if run.owner == chunk.rank]
             truths = [_truth(run, shards[run.item.key]) for run in own]
-            self._loaded.append((truths, _Views(own, shards, codecs)))
-            self._stored.append(_Views(runs, shards, codecs))
+            self._loaded.append((truths, _Views(own, shards, coded)))
+            self._stored.append(_Views(runs, shards, coded))
 
     def direct(self, index: int) -> Direct | None:
         return self._direct[index]
@@ -134,10 +188,10 @@ class _Views:
         self,
         runs: Sequence[Piece],
         shards: Mapping[str, Shard],
-        codecs: Mapping[str, Codec | None],
+        coded: Container[str],
     ) -> None:
         self.flats = [shards[run.item.key].flat[run.start : run.stop] for run in runs]
-        self.coded = [codecs[run.item.key] is not None for run in runs]  # sent as differences
+        self.coded = [run.item.key in coded for run in runs]  # sent as differences
         self.exact = [not coded for coded in self.coded]
         self._sizes = [run.stop - run.start for run in runs]
 

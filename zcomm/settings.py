@@ -53,7 +53,7 @@ class Settings:
     timeout_s: float | None = None
     verify: bool = True
     min_numel: int = 1024
-    residual_dtype: torch.dtype = torch.float32
+    residual_dtype: torch.dtype | str = torch.float32
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -67,6 +67,8 @@ class Settings:
             _expect_number("timeout_s", self.timeout_s, 0.1)
         if not isinstance(self.verify, bool):
             raise TypeError(f"verify: expected a bool, got {arguments.describe(self.verify)}")
+        residual_dtype = arguments.dtype_of(self.residual_dtype, "residual_dtype")
+        object.__setattr__(self, "residual_dtype", residual_dtype)
         if self.residual_dtype not in arguments.RESIDUAL_DTYPES:
             known = arguments.dtype_names(arguments.RESIDUAL_DTYPES)
             raise ValueError(f"residual_dtype: expected {known}, got {self.residual_dtype}")
@@ -78,6 +80,10 @@ class Settings:
                     f"residual_dtype: expected torch.float32 or torch.bfloat16 with a decay, got "
                     f"torch.int8 with feedback={mode} for codec {used.spec!r}; use feedback=True"
                 )
+
+    @property
+    def residual_storage(self) -> torch.dtype:
+        return arguments.dtype_of(self.residual_dtype, "residual_dtype")
 
     def chunk_size(self, world_size: int) -> ChunkSize:
         if self.chunk_mb is None:

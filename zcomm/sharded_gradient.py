@@ -34,6 +34,7 @@ class ShardedGradient(Tensor):
     local: Tensor | None  # of this rank alone, not reduced yet
     zeroed: bool  # by zero_grad(set_to_none=False)
     reduced_twice: bool  # DDP took `local` while the shard was still wanted
+    in_backward: bool  # DDP may empty its bucket into it
 
     @staticmethod
     def __new__(cls, name: str, p: Tensor, shard: Tensor, unscale: Unscale) -> ShardedGradient:
@@ -41,7 +42,7 @@ class ShardedGradient(Tensor):
             cls, p.size(), strides=p.stride(), dtype=p.dtype, device=p.device
         )
         made.of, made.shard, made.unscale = name, shard, unscale
-        made.local, made.zeroed, made.reduced_twice = None, False, False
+        made.local, made.zeroed, made.reduced_twice, made.in_backward = None, False, False, False
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -51,18 +52,26 @@ class ShardedGradient(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         known = _KNOWN.get(func)
-        if known is None:
-            raise RuntimeError(_refusal(args))
+        if known is None or kwargs:
+            raise RuntimeError(_refusal([*args, *(kwargs or {}).values()]))
         return known(*args)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"<zcomm: gradient of {self.of!r}, sharded; see opt.full_grad(p)>"
 
+    def _no_memory(self, *_: object, **__: object) -> Any:
+        raise RuntimeError(_refusal([self]))
+
+    # They do not go through the dispatcher, and would follow an address that is none.
+    data_ptr = untyped_storage = storage = share_memory_ = is_shared = _no_memory
+
     def add_local(self, gradient: Tensor) -> None:
         self.local = gradient.clone() if self.local is None else self.local.add_(gradient)
 
     def fill(self, bucket_view: Tensor) -> None:
-        """Hands what this rank has to DDP."""
+        """Hands what this rank has to DDP, which asks in backward()."""
+        if torch._C._current_graph_task_id() < 0:
+            raise RuntimeError(_refusal([self]))
         if self.local is None:
             bucket_view.zero_()
         else:
@@ -75,17 +84,18 @@ class ShardedGradient(Tensor):
         self.local, self.zeroed = None, True
 
 
-def _add(into: Any, gradient: Tensor, **_: Any) -> Any:
-    if not isinstance(into, ShardedGradient):
-        raise RuntimeError(_refusal([gradient]))
+def _add(into: Any, gradient: Tensor) -> Any:
+    if not isinstance(into, ShardedGradient) or isinstance(gradient, ShardedGradient):
+        raise RuntimeError(_refusal([into, gradient]))
     into.add_local(gradient)
     return into
 
 
 def _copy(into: Tensor, source: Tensor, *_: Any) -> Tensor:
-    if not isinstance(into, ShardedGradient):
-        assert isinstance(source, ShardedGradient)
+    if isinstance(source, ShardedGradient):
         source.fill(into)
+    elif isinstance(into, ShardedGradient) and not into.in_backward:
+        raise RuntimeError(_refusal([into]))
     return into
 
 
@@ -113,7 +123,7 @@ def _refusal(args: Sequence[Any]) -> str:
     return (
         f"p.grad of parameter {name!r}: expected no access, because under ZeroOptimizer each rank "
         "has only its shard of the gradient; use opt.clip_grad_norm_(max_norm) to clip, "
-        "opt.full_grad(p) to look at it"
+        "opt.full_grad(p) to look at it, and opt.zero_grad() before converting the model"
     )
 
 

@@ -14,6 +14,7 @@ that are gathered with a codec.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -36,6 +37,8 @@ class Shard:
         # optimizer is no change.
         self.shared: Tensor | None = None
         self.flat = flat_memory(name, parameter)
+        self._form = _form(parameter)
+        self._address = self.flat.data_ptr()  # as a number: a storage can move by itself
         self.tensor = self.run
         self.sum = torch.empty(0)
         self.gradient: ShardedGradient
@@ -56,8 +59,10 @@ class Shard:
 
     def changed(self) -> bool:
         """Whether others wrote to the parameter, or gave it other memory, since remember()."""
-        p = self.parameter
-        return p._version != self._version or p.data_ptr() != self.flat.data_ptr()
+        return self.parameter._version != self._version or self.moved()
+
+    def moved(self) -> bool:
+        return self.parameter.data_ptr() != self._address
 
     def remember(self) -> None:
         """The parameter is now as this shard knows it."""
@@ -65,8 +70,16 @@ class Shard:
 
     def rebind(self) -> None:
         """Follows the parameter to other memory; the optimizer's tensor stays the same object."""
-        if self.parameter.data_ptr() != self.flat.data_ptr():
+        form = _form(self.parameter)
+        if form != self._form:
+            raise ValueError(
+                f"parameter {self.name!r}: expected the shape, strides and dtype that it had when "
+                f"the optimizer was made, {self._form}, got {form}; change them before wrapping "
+                "the model, and make the optimizer after that"
+            )
+        if self.moved():
             self.flat = flat_memory(self.name, self.parameter)
+            self._address = self.flat.data_ptr()
             if not self.has_master:
                 self.tensor.data = self.run
 
@@ -97,7 +110,9 @@ class GradientShards:
         self.shards |= {shard.name: shard for shard in shards}
         before = {name: s.sum for name, s in self.shards.items() if s.sum.numel()}
         for dtype in (torch.float32, torch.float64):
-            self._place(dtype, [s for s in self.shards.values() if sum_dtype(s.flat) is dtype])
+            self._place(
+                dtype, [s for s in self.shards.values() if _sum_dtype(s.flat.dtype) is dtype]
+            )
         for name, values in before.items():
             self.shards[name].sum.copy_(values)
 
@@ -133,19 +148,22 @@ class GradientShards:
         for shard, stays in zip(shards, staying):
             if any(staying) and not stays:
                 shard.sum.zero_()
+            # What was wanted of it is in the bucket; after zero_grad() nothing is.
+            shard.gradient.local = None
+            shard.gradient.in_backward = True
             # None: this rank did not use it. DDP decides whether another one did.
             if shard.parameter.grad is not None and not self._bucket_views:
                 shard.parameter.grad = shard.gradient
         return any(staying)
 
-    def hide(self, *_: object) -> None:
+    def hide(self) -> None:
         """Before a forward pass, which may rebuild DDP's buckets: with bucket views that fills the
         new ones from p.grad, as if there had been a backward()."""
         self._hidden = [s for s in self.shards.values() if s.parameter.grad is s.gradient]
         for shard in self._hidden:
             shard.parameter.grad = None
 
-    def show(self, *_: object) -> None:
+    def show(self) -> None:
         for shard in self._hidden:
             shard.parameter.grad = shard.gradient
         self._hidden = []
@@ -156,11 +174,27 @@ class GradientShards:
     def end_backward(self) -> None:
         for shard in self.shards.values():
             gradient = shard.gradient
-            gradient.zeroed = gradient.reduced_twice = False
+            gradient.zeroed = gradient.reduced_twice = gradient.in_backward = False
             grad = shard.parameter.grad
             # None: no rank used the parameter.
             if grad is not None and grad is not gradient:
                 shard.parameter.grad = gradient
+
+
+class AroundForward:
+    """A forward hook of the model that calls a method; a copy of the model has one without."""
+
+    def __init__(self, gradients: GradientShards | None, method: str) -> None:
+        self._gradients = None if gradients is None else weakref.ref(gradients)
+        self._method = method
+
+    def __call__(self, *_: object) -> None:
+        gradients = self._gradients and self._gradients()
+        if gradients is not None:
+            getattr(gradients, self._method)()
+
+    def __reduce__(self) -> tuple[type[AroundForward], tuple[None, str]]:
+        return AroundForward, (None, self._method)
 
 
 def flat_memory(name: str, p: Tensor) -> Tensor:
@@ -177,8 +211,8 @@ def flat_memory(name: str, p: Tensor) -> Tensor:
         return dense.as_strided((p.numel(),), (1,))
 
 
-def sum_dtype(t: Tensor) -> torch.dtype:
-    return _sum_dtype(t.dtype)
+def _form(p: Tensor) -> tuple[object, ...]:
+    return tuple(p.shape), p.stride(), p.dtype
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

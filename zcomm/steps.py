@@ -122,7 +122,7 @@ class Steps:
     def _to_all(self, flight: Flight) -> Exchange:
         """The second hop: this rank's own frame, once for each of the others."""
         chunk, sent = flight.chunk, flight.own
-        if self._world_size > 2:
+        if chunk.needs_rows(reduce=False):
             sent = flight.rows
             sent.view(self._world_size - 1, chunk.own_nbytes).copy_(flight.own)
         return Exchange(flight.others, sent, chunk.frame_splits, chunk.row_splits)

@@ -8,8 +8,8 @@ step()       `inner` updates this rank's runs                    1/W of the work
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,14 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from zcomm import arguments, zero_consolidate, zero_state
-from zcomm.chunks import make_chunks
 from zcomm.compressor import Compressor
 from zcomm.elementwise import try_on_parts
-from zcomm.job import Job
-from zcomm.parameter_gather import Gather, difference_codec
-from zcomm.settings import PLAIN, Settings
+from zcomm.parameter_gather import Gathers, difference_codec, needs_master
+from zcomm.settings import Settings
 from zcomm.sharded_gradient import ShardedGradient
-from zcomm.shards import GradientShards, Shard
+from zcomm.shards import AroundForward, GradientShards, Shard
+from zcomm.zero_gradients import agree, gather_run, global_norm
 
 
 class ShardedOptimizer(Optimizer):
@@ -39,11 +38,16 @@ class ShardedOptimizer(Optimizer):
         self._arguments = dict(options)
         self._attached = False
         super().__init__(params, _defaults(optimizer_class, options))
-        # What state each group's optimizer keeps, by name; see try_on_parts.
-        self.state_kinds = [self._try(group) for group in self.param_groups]
+        for group in self.param_groups:
+            self._try(group)
 
-    def _try(self, group: Mapping[str, Any]) -> dict[str, str]:
-        return try_on_parts(self._optimizer_class, self.options(group))
+    @property
+    def state_kinds(self) -> list[dict[str, Any]]:
+        """What state each group's optimizer keeps, by name, with the options of now."""
+        return [self._try(group) for group in self.param_groups]
+
+    def _try(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        return try_on_parts(self._optimizer_class, self._arguments, self.options(group))
 
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         return {key: v for key, v in group.items() if key not in ("params", "param_names")}
@@ -65,15 +69,16 @@ class ShardedOptimizer(Optimizer):
         """Takes its shards of the parameters; from now on the hook brings the gradients."""
         self.compressor = compressor
         self.gradients: GradientShards = GradientShards(self._unscale, ddp.gradient_as_bucket_view)
-        if ddp.gradient_as_bucket_view:
-            ddp.register_forward_pre_hook(self.gradients.hide)
-            ddp.register_forward_hook(self.gradients.show, always_call=True)
         self._by_id = {id(p): name for name, p in compressor.buckets.named.items()}
-        self._gathers: list[Gather] = []
+        self._gathers = Gathers(compressor, self._param_settings)
+        self._frozen: list[Tensor] = []
         groups = [self._inner_group(group) for group in self.param_groups]
         self.inner: Optimizer = self._optimizer_class(groups, **self._arguments)
         compressor.buckets.sink = self.gradients
         self._attached = True
+        if ddp.gradient_as_bucket_view:
+            ddp.register_forward_pre_hook(AroundForward(self.gradients, "hide"))
+            ddp.register_forward_hook(AroundForward(self.gradients, "show"), always_call=True)
 
     def identity(self) -> dict[str, Any]:
         """What a saved state must have in common with this optimizer."""
@@ -87,6 +92,13 @@ class ShardedOptimizer(Optimizer):
                 for name, shard in self.shards.items()
             },
             "codecs": {name: item.codec.spec for name, item in buckets.items.items()},
+            "param_groups": [[s.name for s in shards] for _, shards in self.groups_of_shards()],
+            "state": [sorted(kinds) for kinds in self.state_kinds],
+            "feedback": {
+                name: mode
+                for name, item in buckets.items.items()
+                if (mode := self.compressor.settings.mode(item.codec))
+            },
         }
 
     def is_coded(self, shard: Shard) -> bool:
@@ -105,8 +117,10 @@ class ShardedOptimizer(Optimizer):
         return self.gradients.shards
 
     def _inner_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        frozen = [p for p in group["params"] if not p.requires_grad]
         shards = [self._shard(p) for p in group["params"] if p.requires_grad]
         self.gradients.add(shards)
+        self._frozen += frozen
         return {**self.options(group), "params": [shard.tensor for shard in shards]}
 
     def _shard(self, p: Tensor) -> Shard:
@@ -119,7 +133,7 @@ class ShardedOptimizer(Optimizer):
             )
         item, rank = self.compressor.buckets.items[name], self.compressor.rank
         shard = Shard(name, p, item, rank)
-        if self.is_coded(shard) or p.dtype in (torch.bfloat16, torch.float16):
+        if needs_master(self._param_settings, shard):
             shard.make_master()
         return shard
 
@@ -129,12 +143,11 @@ class ShardedOptimizer(Optimizer):
         if not self._attached:
             return
         group = self.param_groups.pop()  # nothing stays of a group that is refused
-        kinds = self._try(group)
+        self._try(group)
         self.inner.add_param_group(self._inner_group(group))
         self.param_groups.append(group)
-        self.state_kinds.append(kinds)
         self.compressor.buckets.forget()
-        self._gathers = []
+        self._gathers.forget()
 
     # A step.
 
@@ -149,10 +162,19 @@ class ShardedOptimizer(Optimizer):
         self.compressor.raise_failure()
         changed = self._take_changes()
         self._give_gradients()
-        for outer, inner in zip(self.param_groups, self.inner.param_groups):
+        groups = list(zip(self.param_groups, self.inner.param_groups))
+        for outer, inner in groups:
             inner.update(self.options(outer))
+        options = [self.options(outer) for outer, _ in groups]
         self.inner.step()
-        self._gather_parameters(f"step {self.compressor.step}", changed)
+        for outer, inner in groups:  # some optimizers count in their groups
+            outer.update(self.options(inner))
+        note = f", with gradients {self._given()} and options {options}{changed}"
+        self._gather_parameters(f"step {self.compressor.step}", note)
+
+    def _given(self) -> str:
+        """Which parameters have gradients, for all ranks to compare."""
+        return "".join("-+"[s.tensor.grad is not None] for s in self.shards.values())
 
     def _take_changes(self) -> str:
         """Follows parameters that were changed outside of step(); says which, for all to compare.
@@ -162,8 +184,8 @@ class ShardedOptimizer(Optimizer):
         changed = [shard for shard in self.shards.values() if shard.changed()]
         names = []
         for shard in changed:
-            if shard.parameter.data_ptr() != shard.flat.data_ptr():
-                self._gathers = []
+            if shard.moved():
+                self._gathers.forget()
             shard.rebind()
             if shard.has_master:
                 shard.read()
@@ -172,6 +194,13 @@ class ShardedOptimizer(Optimizer):
         return f", after a change of {', '.join(names)}" if names else ""
 
     def _give_gradients(self) -> None:
+        for p in self._frozen:
+            if p.grad is not None:
+                raise RuntimeError(
+                    f"rank {self.compressor.rank}: step: expected no gradient of a parameter that "
+                    f"was frozen when the model was wrapped, {arguments.describe(p)}, got one: DDP "
+                    "does not reduce it; wrap the model anew and make a new optimizer"
+                )
         for shard in self.shards.values():
             grad = shard.parameter.grad
             if grad is None:
@@ -182,45 +211,17 @@ class ShardedOptimizer(Optimizer):
                 raise RuntimeError(
                     f"rank {self.compressor.rank}: step: expected gradients that were reduced, "
                     f"got one of parameter {shard.name!r} that is this rank's alone; run the last "
-                    "backward() before step() outside of no_sync(), and leave p.grad to zcomm"
+                    "backward() before step() outside of no_sync(), leave p.grad to zcomm, and add "
+                    "param groups after zero_grad()"
                 )
 
     def _gather_parameters(self, what: str, note: str = "", exact: bool = False) -> None:
-        if self.compressor.engine is None:
-            for shard in self.shards.values():
-                if shard.has_master:
-                    shard.run.copy_(shard.tensor)
-        else:
-            gathers = self._make_gathers(None) if exact else self._usual_gathers()
-            jobs = [gather.job(what, note) for gather in gathers]
-            for job in jobs:
-                self.compressor.engine.submit(job)
-            for job in jobs:
-                job.wait()
-            self.compressor.raise_failure()
         shards = self.shards.values()
+        self._gathers.run(shards, what, note, exact)
         increment_version([shard.parameter for shard in shards])
         for shard in shards:
             shard.shared = None
             shard.remember()
-
-    def _usual_gathers(self) -> list[Gather]:
-        if not self._gathers:
-            self._gathers = self._make_gathers(self._param_settings)
-        return self._gathers
-
-    def _make_gathers(self, param_settings: Settings | None) -> list[Gather]:
-        """One for each dtype."""
-        by_dtype: dict[torch.dtype, list[Shard]] = {}
-        for shard in self.shards.values():
-            by_dtype.setdefault(shard.flat.dtype, []).append(shard)
-        compressor = self.compressor
-        return [
-            Gather(
-                shards, compressor.rank, compressor.world_size, compressor.settings, param_settings
-            )
-            for shards in by_dtype.values()
-        ]
 
     @torch.no_grad()
     def sync_parameters(self) -> None:
@@ -232,6 +233,22 @@ class ShardedOptimizer(Optimizer):
         self.compressor.raise_failure()
         changed = self._take_changes()
         self._gather_parameters("sync_parameters", changed, exact=True)
+
+    @torch.no_grad()
+    def reload_parameters(self) -> None:
+        """The owners' masters take the parameters' values, on this rank.
+
+        step() notices by itself when a parameter was changed: by load_state_dict(), by an
+        operation in place. It cannot see writes to `p.data`, or by code that is not torch's; where
+        there are masters (bf16 and fp16 parameters, `param_codec`) call this on all ranks then.
+        """
+        for shard in self.shards.values():
+            shard.rebind()
+            if shard.has_master:
+                shard.tensor.copy_(shard.run)
+            shard.shared = None
+            shard.remember()
+        self._gathers.forget()
 
     # Gradients.
 
@@ -249,7 +266,7 @@ class ShardedOptimizer(Optimizer):
         self.compressor.raise_failure()
         self._give_gradients()
         sums = [s.sum for s in self.shards.values() if s.tensor.grad is not None]
-        norm = self._norm(sums, float(norm_type))
+        norm = global_norm(self.compressor, sums, float(norm_type))
         if error_if_nonfinite and not math.isfinite(norm):
             raise RuntimeError(
                 f"clip_grad_norm_: expected a finite norm of order {norm_type}, got {norm}"
@@ -259,27 +276,13 @@ class ShardedOptimizer(Optimizer):
             torch._foreach_mul_(sums, factor)
         return torch.tensor(norm)
 
-    def _norm(self, sums: list[Tensor], norm_type: float) -> float:
-        sums = [t for t in sums if t.numel()]
-        mine = [float(part) for part in torch._foreach_norm(sums, norm_type)] if sums else []
-        if math.isinf(norm_type):
-            return _max(self._agree(_max(mine)))
-        # The sum of powers, in fp64 and in rank order: the same on all ranks.
-        total = math.fsum(self._agree(_power_sum(mine, norm_type)))
-        return float(total ** (1 / norm_type))
-
-    def _agree(self, mine: float) -> list[float]:
-        everyone = self.compressor.exchange([mine])
-        self.compressor.raise_failure()
-        return everyone
-
     def _unscale(
         self, gradients: Sequence[ShardedGradient], found_inf: Tensor, inv_scale: Tensor
     ) -> None:
         """What GradScaler does to gradients, on shards; all ranks find the same."""
         sums = [g.shard for g in gradients]
         torch._amp_foreach_non_finite_check_and_unscale_(sums, found_inf, inv_scale)
-        found_inf.fill_(max(self._agree(float(found_inf))))
+        found_inf.fill_(max(agree(self.compressor, float(found_inf))))
 
     @torch.no_grad()
     def full_grad(self, p: Tensor) -> Tensor | None:
@@ -294,25 +297,11 @@ class ShardedOptimizer(Optimizer):
                 f"rank {self.compressor.rank}: full_grad: expected a parameter of this optimizer, "
                 f"got another tensor, {arguments.describe(p)}"
             )
+        self._give_gradients()
         if p.grad is None:
             return None
-        return self._whole_sum(shard).to(p.dtype).as_strided(p.shape, p.stride())
-
-    def _whole_sum(self, shard: Shard) -> Tensor:
-        compressor = self.compressor
-        if compressor.engine is None:
-            return shard.sum.clone()
-        item = shard.item._replace(codec=PLAIN, offset=0)
-        size = compressor.settings.chunk_size(compressor.world_size)
-        raw = shard.sum.dtype is torch.float64
-        chunks = make_chunks([item], compressor.rank, compressor.world_size, size, raw)
-        whole = torch.empty(item.numel, dtype=shard.sum.dtype)
-        what = f"full_grad of {shard.name!r}"
-        compressor.run(
-            Job(what, chunks, shard.sum, whole, reduce=False, gather=True, signature=what)
-        )
-        compressor.raise_failure()
-        return whole
+        whole = gather_run(self.compressor, shard, shard.sum, "full_grad")
+        return whole.to(p.dtype).as_strided(p.shape, p.stride())
 
     # What is saved.
 
@@ -333,8 +322,10 @@ class ShardedOptimizer(Optimizer):
         """
         if state_dict is None or zero_consolidate.is_ordinary_state(state_dict):
             zero_consolidate.load_ordinary(self, state_dict)
-        else:
-            zero_state.load_state_dict(self, state_dict)
+            return
+        for shard, run in zero_state.load_state_dict(self, state_dict):
+            shard.flat.copy_(gather_run(self.compressor, shard, run, "load_state_dict"))
+            shard.remember()
 
     @torch.no_grad()
     def consolidated_state_dict(self, to: int = 0) -> dict[str, Any] | None:
@@ -345,6 +336,12 @@ class ShardedOptimizer(Optimizer):
         """
         return zero_consolidate.consolidate(self, to)
 
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise TypeError(
+            "ZeroOptimizer: expected not to be copied, because it belongs to one DDP model and its "
+            "hook; use copy.deepcopy(opt.state_dict())"
+        )
+
     def close(self) -> None:
         """Ends the engine. Neither the optimizer nor its hook can be used afterwards."""
         if self.compressor.engine is not None:
@@ -352,7 +349,7 @@ class ShardedOptimizer(Optimizer):
 
 
 def _defaults(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    try_on_parts(optimizer_class, options)
+    try_on_parts(optimizer_class, options, {})
     defaults: dict[str, Any] = optimizer_class([torch.zeros(1)], **options).defaults
     return defaults
 
@@ -360,15 +357,3 @@ def _defaults(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, Any
 def _checksum(flat: Tensor) -> int:
     words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[flat.element_size()]
     return int(flat.view(words).sum(dtype=torch.int64)) & 0xFFFFFFFF
-
-
-def _max(values: Iterable[float]) -> float:
-    """The largest; NaN if there is one."""
-    return max(values, key=lambda v: (math.isnan(v), v), default=0.0)
-
-
-def _power_sum(norms: Sequence[float], norm_type: float) -> float:
-    try:
-        return math.fsum(norm**norm_type for norm in norms)
-    except OverflowError:
-        return math.inf

@@ -6,6 +6,7 @@ shards, and one tensor more at a time.
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,7 +39,9 @@ def consolidate(opt: Sharded, to: int) -> dict[str, Any] | None:
         held = opt.inner.state.get(shard.tensor)
         if held:
             state[index] = {
-                key: _gathered(opt, shard, value, to) if kinds.get(key) is ELEMENT else value
+                key: _gathered(opt, shard, value, to)
+                if kinds.get(key) is ELEMENT
+                else copy.copy(value)
                 for key, value in held.items()
             }
     if compressor.rank != to:
@@ -49,7 +52,7 @@ def consolidate(opt: Sharded, to: int) -> dict[str, Any] | None:
 def load_ordinary(opt: Sharded, state: Mapping[str, Any] | None) -> None:
     """Collective. Every rank takes its runs, from its own copy of the state or from a rank's."""
     group = opt.compressor.group
-    everyones = gather_bytes(b"" if state is None else pickle.dumps(_outline(state)), group)
+    everyones = gather_bytes(b"" if state is None else pickle.dumps(_outline(opt, state)), group)
     source = next((rank for rank, outline in enumerate(everyones) if outline), None)
     if source is None:
         raise ValueError(
@@ -59,28 +62,30 @@ def load_ordinary(opt: Sharded, state: Mapping[str, Any] | None) -> None:
     outline = pickle.loads(everyones[source])
     _expect_fit(opt, outline)
     runs = _own_runs if all(everyones) else _sent_runs
-    for index, shard, _ in _numbered(opt):
+    for index, shard, kinds in _numbered(opt):
         opt.inner.state.pop(shard.tensor, None)
         values = outline["state"].get(index)
         if values:
             mine = state["state"][index] if state is not None else {}
             opt.inner.state[shard.tensor] = {
-                key: runs(opt, shard, mine.get(key), source) if isinstance(v, torch.Size) else v
-                for key, v in values.items()
+                key: runs(opt, shard, mine.get(key), source) if kinds[key] is ELEMENT else value
+                for key, value in values.items()
             }
     for options, saved in zip(opt.param_groups, outline["param_groups"]):
         options.update({key: value for key, value in saved.items() if key != "params"})
 
 
-def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
+def _outline(opt: Sharded, state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with shapes in place of what has a value for each element."""
-    return {
-        "param_groups": state["param_groups"],
-        "state": {
-            index: {k: v.shape if isinstance(v, Tensor) and v.dim() else v for k, v in held.items()}
-            for index, held in state["state"].items()
-        },
+    kinds = {index: found for index, _, found in _numbered(opt)}
+    outlined = {
+        index: {
+            key: v.shape if kinds.get(index, {}).get(key) is ELEMENT and hasattr(v, "shape") else v
+            for key, v in held.items()
+        }
+        for index, held in state["state"].items()
     }
+    return {"param_groups": state["param_groups"], "state": outlined}
 
 
 def _expect_fit(opt: Sharded, outline: Mapping[str, Any]) -> None:

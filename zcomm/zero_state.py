@@ -1,4 +1,4 @@
-"""What a ShardedOptimizer saves: sharded for torch.distributed.checkpoint, or consolidated.
+"""What a ShardedOptimizer saves, sharded, for torch.distributed.checkpoint.
 
 | key | |
 | --- | --- |
@@ -35,9 +35,10 @@ class Sharded(Protocol):
 
     compressor: Compressor
     inner: Optimizer
-    state_kinds: list[dict[str, Any]]
     param_groups: list[dict[str, Any]]
 
+    @property
+    def state_kinds(self) -> list[dict[str, Any]]: ...
     @property
     def shards(self) -> Mapping[str, Shard]: ...
     def identity(self) -> dict[str, Any]: ...
@@ -69,7 +70,7 @@ def state_dict(opt: Sharded) -> dict[str, Any]:
         "state": {
             shard.name: _saved_state(opt.inner.state.get(shard.tensor), kinds, shard)
             for shard, kinds in _kinds(opt)
-            if shard.item.numel and kinds
+            if kinds
         },
         "masters": {s.name: StateShard.of(s.tensor, s.start, s.item.numel) for s in masters},
         "shared": {s.name: SharedCopy.over(s.run, s.start, s.flat) for s in shared},
@@ -77,26 +78,50 @@ def state_dict(opt: Sharded) -> dict[str, Any]:
     }
 
 
-def load_state_dict(opt: Sharded, state: Mapping[str, Any]) -> None:
-    """Takes over what was saved; refuses what does not fit before anything is changed."""
+def load_state_dict(opt: Sharded, state: Mapping[str, Any]) -> list[tuple[Shard, Tensor]]:
+    """Takes over what was saved; refuses what does not fit before anything is changed.
+
+    Returns this rank's runs of shared copies of which other ranks do not have theirs yet.
+    """
     about = checked_about(opt, state)
-    initialised = set(about["initialised"])
+    loaded = [_Loaded(shard, kinds, state) for shard, kinds in _kinds(opt)]
+    rows = _checked_rows(opt.compressor, state["residuals"]["sent"])
     for group, saved in zip(opt.param_groups, state["param_groups"]):
         group.update({key: value for key, value in saved.items() if key != "params"})
-    for shard, kinds in _kinds(opt):
-        if shard.name in initialised and kinds:
-            saved = state["state"].get(shard.name) or _saved_state(None, kinds, shard)
-            values = {key: _plain(shard, key, value) for key, value in saved.items()}
-            opt.inner.state[shard.tensor] = values
-        else:
-            opt.inner.state.pop(shard.tensor, None)
-        if shard.name in state["masters"]:
-            shard.tensor.copy_(_plain(shard, "master", state["masters"][shard.name]))
-        if shard.name in state["shared"]:
-            _take_shared(shard, state["shared"][shard.name])
-        shard.remember()
-    _load_residuals(opt.compressor, state["residuals"], about["world_size"])
+    initialised = set(about["initialised"])
+    for one in loaded:
+        one.take(opt.inner, one.shard.name in initialised)
+    _load_residuals(opt.compressor, rows, state["residuals"]["owned"])
     opt.compressor.step, opt.compressor.scale = about["step"], about["scale"]
+    return [
+        (one.shard, one.shared) for one in loaded if one.shared is not None and not one.was_read
+    ]
+
+
+class _Loaded:
+    """What a state has of one shard, checked."""
+
+    def __init__(self, shard: Shard, kinds: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        self.shard = shard
+        saved = state["state"].get(shard.name) or _saved_state(None, kinds, shard)
+        empty = torch.empty_like(shard.tensor)  # of a parameter without elements
+        self.values = {key: _plain(shard, key, saved.get(key, empty)) for key in kinds}
+        self.master = _plain(shard, "master", state["masters"].get(shard.name))
+        shared = state["shared"].get(shard.name)
+        # What a checkpoint has read is in the parameter already.
+        self.was_read = isinstance(shared, SharedCopy)
+        self.shared = _plain(shard, "shared copy", shared)
+
+    def take(self, inner: Optimizer, initialised: bool) -> None:
+        shard = self.shard
+        inner.state.pop(shard.tensor, None)
+        if initialised and self.values:
+            inner.state[shard.tensor] = self.values
+        if self.master is not None:
+            shard.tensor.copy_(self.master)
+        if self.shared is not None:
+            shard.shared = self.shared.clone()
+        shard.remember()
 
 
 def is_sharded_state(state: object) -> bool:
@@ -116,6 +141,8 @@ def _saved_state(
     saved: dict[str, Any] = {}
     for key, kind in kinds.items():
         value = held.get(key) if held else None
+        if kind is ELEMENT and not shard.item.numel:
+            continue  # a checkpoint has no tensors without elements
         if kind is ELEMENT:
             part = torch.zeros_like(shard.tensor) if value is None else value
             saved[key] = StateShard.of(part, shard.start, shard.item.numel)
@@ -140,13 +167,6 @@ def _plain(shard: Shard, key: str, value: Any) -> Any:
     return value.part()
 
 
-def _take_shared(shard: Shard, saved: StateShard) -> None:
-    """The parameter as all ranks had it; what a checkpoint read is there already."""
-    if not isinstance(saved, SharedCopy):
-        shard.run.copy_(_plain(shard, "shared copy", saved))
-    shard.shared = shard.run.clone()
-
-
 def _residuals(compressor: Compressor) -> dict[str, dict[str, Any]]:
     feedback, rank = compressor.feedback, compressor.rank
     rows = {
@@ -166,24 +186,29 @@ def _owned(storage: HopStorage, side: int, rank: int) -> StateShard:
     return StateShard.of(storage.read(side), storage.item.bounds[rank], storage.item.numel)
 
 
-def _load_residuals(compressor: Compressor, saved: Mapping[str, Any], world_size: int) -> None:
+def _checked_rows(compressor: Compressor, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of this rank's residuals; refuses those of another one."""
+    mine = compressor.rank, compressor.world_size
+    for name, row in saved.items():
+        if isinstance(row, SavedRow) and (row.rank, row.world_size) != mine:
+            raise ValueError(
+                f"load_state_dict: residual of {name!r}: expected that of rank {mine[0]} of "
+                f"{mine[1]}, got that of rank {row.rank} of {row.world_size}; use "
+                "torch.distributed.checkpoint to load it at another number of ranks"
+            )
+    return dict(saved)
+
+
+def _load_residuals(
+    compressor: Compressor, rows: Mapping[str, Any], owned: Mapping[str, StateShard]
+) -> None:
     feedback, side = compressor.feedback, compressor.feedback.side
     for name, storage in feedback.held("sent").items():
-        row = saved["sent"].get(name)
-        if isinstance(row, SavedRow) and (row.rank, row.world_size) != (
-            compressor.rank,
-            compressor.world_size,
-        ):
-            raise ValueError(
-                f"load_state_dict: residual of {name!r}: expected that of rank {compressor.rank} "
-                f"of {compressor.world_size}, got that of rank {row.rank} of {row.world_size}; "
-                "use torch.distributed.checkpoint to load it at another number of ranks"
-            )
-        if row is not None:
-            storage.write(side, row.values())
+        if name in rows:
+            storage.write(side, rows[name].values())
     for name, storage in feedback.held("owned").items():
-        if name in saved["owned"]:
-            storage.write(side, saved["owned"][name].part())
+        if name in owned:
+            storage.write(side, owned[name].part())
 
 
 def checked_about(opt: Sharded, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,17 +224,9 @@ def checked_about(opt: Sharded, state: Mapping[str, Any]) -> dict[str, Any]:
     mine = json.loads(json.dumps({**opt.identity(), "version": _VERSION}))
     for field, expected in mine.items():
         if about.get(field) != expected:
-            what, theirs = _first_difference(expected, about.get(field))
+            what, theirs = arguments.first_difference(expected, about.get(field))
             raise ValueError(
                 f"rank {rank}: load_state_dict: expected {field} {what}, got {theirs}; load the "
                 "state into the same model, optimizer and codecs"
             )
     return about
-
-
-def _first_difference(expected: Any, got: Any) -> tuple[str, str]:
-    """Of two dicts only the first entry that differs."""
-    if not isinstance(expected, dict) or not isinstance(got, dict):
-        return repr(expected), repr(got)
-    name = next(k for k in [*expected, *got] if expected.get(k) != got.get(k))
-    return f"{name!r}: {expected.get(name)!r}", f"{got.get(name)!r}"

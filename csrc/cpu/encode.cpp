@@ -131,7 +131,7 @@ bool all_zero(const EncodeArgs& args, const Segment& segment) {
 // Which segments are idle. Their residuals are kept here, before anything is encoded.
 std::vector<std::uint8_t> keep_idle_residuals(const EncodeArgs& args) {
   if (!args.keep_idle || args.residual_type == kResidualNone) return {};
-  const std::vector<Segment>& segments = args.layout->segments;
+  const CountedVector<Segment>& segments = args.layout->segments;
   std::vector<std::uint8_t> idle(segments.size());
   parallel_for(args.threads, segments.size(), [&](std::size_t i) {
     if (!args.residual_in[i] || !all_zero(args, segments[i])) return;

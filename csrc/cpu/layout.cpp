@@ -6,7 +6,7 @@
 
 namespace zcomm {
 
-Layout::Layout(std::vector<Segment> s, std::vector<Frame> f)
+Layout::Layout(CountedVector<Segment> s, CountedVector<Frame> f)
     : segments(std::move(s)), frames(std::move(f)) {
   std::vector<std::int64_t> next;
   std::int64_t start = 0;

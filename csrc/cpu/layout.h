@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "codec/frame.h"
+#include "cpu/counted.h"
 
 namespace zcomm {
 
@@ -37,12 +37,12 @@ inline constexpr std::int64_t kTaskSize = kTopkRange;
 // One call's work, cut into tasks. Throws std::invalid_argument where the parts do not fit.
 class Layout {
  public:
-  Layout(std::vector<Segment> segments, std::vector<Frame> frames);
+  Layout(CountedVector<Segment> segments, CountedVector<Frame> frames);
 
-  std::vector<Segment> segments;
-  std::vector<Frame> frames;
-  std::vector<Task> tasks;       // of all codecs but topk
-  std::vector<Task> topk_tasks;  // whole segments, in order
+  CountedVector<Segment> segments;
+  CountedVector<Frame> frames;
+  CountedVector<Task> tasks;       // of all codecs but topk
+  CountedVector<Task> topk_tasks;  // whole segments, in order
 
  private:
   void check_segment(Segment& segment, std::int64_t body) const;

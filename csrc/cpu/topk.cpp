@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
 
 #include "cpu/pool.h"
 #include "cpu/residual.h"
@@ -42,7 +41,7 @@ std::uint32_t guess_least(const State& state, double slack) {
   if (segment.n < 4 * kSampleChunk) return 1;
   const ResidualTile residual(state.args, state.segment);
   const std::int64_t chunks = std::min(segment.n / (4 * kSampleChunk), kSample / kSampleChunk);
-  std::vector<std::uint32_t> sample(chunks * kSampleChunk);
+  CountedVector<std::uint32_t> sample(chunks * kSampleChunk);
   alignas(64) float v[kSampleChunk];
   for (std::int64_t i = 0; i < chunks; ++i) {
     // Spread evenly, with a hash so that no period of the data is met in step.
@@ -79,7 +78,7 @@ void collect(const State& state, Range& range) {
 // The k-th largest candidate, eleven bits at a time from the top.
 std::uint32_t kth_largest(const State& state, std::int64_t k) {
   std::uint32_t prefix = 0;
-  std::vector<std::int64_t> histogram;
+  CountedVector<std::int64_t> histogram;
   for (int shift : {20, 10, 0}) {
     const int width = shift == 20 ? 11 : 10;
     histogram.assign(std::size_t{1} << width, 0);
@@ -220,8 +219,8 @@ void clear_rest(const State& state) {
   }
 }
 
-std::vector<State> make_states(const EncodeArgs& args, std::vector<Range>& ranges) {
-  std::vector<State> states;
+CountedVector<State> make_states(const EncodeArgs& args, CountedVector<Range>& ranges) {
+  CountedVector<State> states;
   for (Range& range : ranges) {
     if (states.empty() || states.back().segment != range.task.segment) {
       states.push_back({args, range.task.segment, &range, 0, 1, 0, false, false});
@@ -231,9 +230,9 @@ std::vector<State> make_states(const EncodeArgs& args, std::vector<Range>& range
   return states;
 }
 
-void find_thresholds(const EncodeArgs& args, std::vector<State>& states) {
+void find_thresholds(const EncodeArgs& args, CountedVector<State>& states) {
   for (double slack : {1.25, 5.0, 1e300}) {
-    std::vector<std::pair<State*, Range*>> work;
+    CountedVector<std::pair<State*, Range*>> work;
     for (State& state : states) {
       if (state.settled) continue;
       state.least = guess_least(state, slack);
@@ -247,6 +246,12 @@ void find_thresholds(const EncodeArgs& args, std::vector<State>& states) {
   }
 }
 
+std::size_t count_elements(const CountedVector<Task>& tasks) {
+  std::int64_t count = 0;
+  for (const Task& task : tasks) count += task.end - task.begin;
+  return static_cast<std::size_t>(count);
+}
+
 }  // namespace
 
 ByteRange topk_slice(const Segment& segment, std::int64_t i, std::int64_t count) {
@@ -255,16 +260,18 @@ ByteRange topk_slice(const Segment& segment, std::int64_t i, std::int64_t count)
 }
 
 void encode_topk(const EncodeArgs& args, std::atomic<std::uint64_t>* sums) {
-  const std::vector<Task>& tasks = args.layout->topk_tasks;
-  // malloc'd, not filled: pages that no candidate reaches cost nothing.
-  const std::unique_ptr<std::uint32_t[]> scratch(new std::uint32_t[tasks.size() * kTaskSize]);
-  std::vector<Range> ranges;
-  for (std::size_t i = 0; i < tasks.size(); ++i) {
-    ranges.push_back({tasks[i], scratch.get() + i * kTaskSize, 0, 0, 0, 0});
+  const CountedVector<Task>& tasks = args.layout->topk_tasks;
+  const CountedScratch<std::uint32_t> scratch(count_elements(tasks));
+  CountedVector<Range> ranges;
+  ranges.reserve(tasks.size());
+  std::uint32_t* found = scratch.get();
+  for (const Task& task : tasks) {
+    ranges.push_back({task, found, 0, 0, 0, 0});
+    found += task.end - task.begin;
   }
-  std::vector<State> states = make_states(args, ranges);
+  CountedVector<State> states = make_states(args, ranges);
   find_thresholds(args, states);
-  std::vector<const State*> owner;
+  CountedVector<const State*> owner;
   for (const State& state : states) {
     owner.insert(owner.end(), state.count, &state);
     clear_rest(state);

@@ -133,8 +133,8 @@ inline std::uint32_t layout_hash(std::uint32_t hash, const Part& p) {
 
 // Parts come in the order of their frames.
 inline Layout make_layout(const std::vector<Part>& parts, int frames = 1) {
-  std::vector<Segment> segments;
-  std::vector<Frame> all;
+  CountedVector<Segment> segments;
+  CountedVector<Frame> all;
   std::int64_t offset = 0, start = 0;
   for (int f = 0; f < frames; ++f) {
     Frame frame{start, static_cast<std::int64_t>(sizeof(Header)), 0, 0, 0x811c9dc5u};
