@@ -49,13 +49,19 @@ def test_blocks_for_ranks_run_in_order(page: Path, tmp_path: Path) -> None:
     torchrun(script)
 
 
-@pytest.mark.parametrize("side", ["before", "after"])
-def test_quick_start_runs_as_written(side: str, tmp_path: Path) -> None:
-    (diff,) = blocks(ROOT / "README.md", "diff ranks=2")
+DIFFS = blocks(ROOT / "README.md", "diff ranks=2")
+
+
+def test_the_diffs_are_short() -> None:
+    changes = [[x[0] for x in diff.splitlines() if x.startswith(("+", "-"))] for diff in DIFFS]
+    assert [(signs.count("+"), signs.count("-")) for signs in changes] == [(2, 0), (3, 2)]
+
+
+@pytest.mark.parametrize("dropped", ["+", "-"], ids=["before", "after"])
+@pytest.mark.parametrize("diff", DIFFS, ids=["compress", "ZeroOptimizer"])
+def test_quick_starts_run_as_written(diff: str, dropped: str, tmp_path: Path) -> None:
     lines = diff.splitlines()
-    assert sum(line.startswith("+") for line in lines) == 2
-    assert all(line[:1] in ("", " ", "+") for line in lines)
-    kept = [line[1:] for line in lines if side == "after" or not line.startswith("+")]
+    assert all(line[:1] in ("", " ", "+", "-") for line in lines)
     script = tmp_path / "train.py"
-    script.write_text("\n".join(kept))
+    script.write_text("\n".join(line[1:] for line in lines if not line.startswith(dropped)))
     torchrun(script)

@@ -1,0 +1,292 @@
+"""ZeroOptimizer in loops and with states that are unusual or wrong: right, or an error at once."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.optim import SGD
+
+import zcomm
+import zero_misuse as loops
+from ddp_training import Net, assert_bit_equal
+from everyones import everyones
+from raised import Raised, raised
+from ranks import World
+from zero_checkpoints import BOTH_WAYS, Training
+from zero_training import ROUNDING, Assorted, spread, train, trainable, wrapped, zero
+
+pytest_plugins = ["ddp_ranks"]
+
+SECONDS = 5.0  # in which ranks that wait for each other must have an error
+
+
+# Loops that are right.
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_an_accumulation_can_be_dropped(pair: World, views: bool) -> None:
+    assert max(pair.run(loops.drop_an_accumulation, views)) <= ROUNDING
+
+
+def test_an_optimizer_may_count_in_its_groups(pair: World) -> None:
+    for moved, counts in pair.run(loops.count_in_groups):
+        assert moved <= ROUNDING
+        assert counts == [4, 4]
+
+
+def test_an_optimizer_may_have_arguments_that_are_no_options(pair: World) -> None:
+    assert max(pair.run(loops.require_an_argument)) <= ROUNDING
+
+
+def test_parameters_can_move_to_shared_memory(pair: World) -> None:
+    for moved, with_gradients in pair.run(loops.share_memory):
+        assert moved <= ROUNDING
+        assert with_gradients.type == "RuntimeError"
+        assert "opt.zero_grad() before converting the model" in with_gradients.text
+
+
+def test_reloaded_parameters_are_where_training_goes_on(pair: World) -> None:
+    assert max(pair.run(loops.write_data)) <= ROUNDING
+
+
+def test_momentum_that_is_set_later_is_kept_and_saved(pair: World) -> None:
+    results = pair.run(loops.set_momentum_later)
+    assert results[1][2] is None
+    for moved, expected, _, runs in results:
+        assert moved <= ROUNDING
+        assert len(runs) == len(expected)
+        assert all(run.abs().max() > 0 for run in runs.values() if run.numel())
+    _, expected, whole, _ = results[0]
+    assert whole.keys() == expected.keys()
+    for index, held in expected.items():
+        torch.testing.assert_close(whole[index], held, rtol=1e-5, atol=1e-7)
+
+
+def test_a_model_can_be_copied_and_its_optimizer_not(pair: World) -> None:
+    for found in pair.run(loops.copy_model):
+        assert found["gradients"] == {"Tensor"}
+        assert found["copied"] == 0.0
+        assert found["optimizer"].type == "TypeError"
+        assert "copy.deepcopy(opt.state_dict())" in found["optimizer"].text
+        assert found["foreign"].is_value_error
+        assert found["hooks"] == 0
+
+
+# Loops that are wrong.
+
+
+def test_gradients_refuse_to_be_copied_and_written_to(pair: World) -> None:
+    for refused, moved in pair.run(loops.touch_gradients):
+        assert {name: error.type for name, error in refused.items()} == dict.fromkeys(
+            ["copy to", "copy from", "out", "alpha"], "RuntimeError"
+        )
+        assert all("p.grad of parameter 'middle.weight'" in e.text for e in refused.values())
+        assert moved <= ROUNDING
+
+
+WRONG_LOOPS = {
+    "full_grad of a local gradient": ("RuntimeError", "this rank's alone"),
+    "lr differs": ("ValueError", "'lr': 0.125"),
+    "a gradient on one rank": ("ValueError", "with gradients"),
+    "group norm": ("ValueError", "expected an optimizer that updates element by element"),
+}
+
+
+def test_wrong_loops_are_errors_on_every_rank(pair: World) -> None:
+    for found in pair.run(loops.wrong_loops):
+        assert found.keys() == WRONG_LOOPS.keys()
+        for name, (type_, text) in WRONG_LOOPS.items():
+            assert found[name].type == type_, (name, found[name].text)
+            assert text in found[name].text, (name, found[name].text)
+            assert found[name].seconds < SECONDS
+
+
+def test_an_unfrozen_parameter_is_not_left_out_without_a_word(pair: World) -> None:
+    for error in pair.run(loops.unfreeze):
+        assert error.type == "RuntimeError"
+        assert "frozen when the model was wrapped" in error.text
+
+
+def test_another_memory_format_is_refused(pair: World) -> None:
+    for error in pair.run(loops.change_memory_format):
+        assert error.is_value_error
+        assert "expected the shape, strides and dtype" in error.text
+
+
+# States that do not fit.
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "one group": (
+        {"params": [slice(2), slice(2, None)]},
+        {"params": [slice(None)]},
+        "param_groups",
+    ),
+    "other order": (
+        {"params": [slice(2), slice(2, None)]},
+        {"params": [slice(2, None), slice(2)]},
+        "param_groups",
+    ),
+    "no momentum": ({"optimizer": SGD, "momentum": 0.9}, {"optimizer": SGD}, "state"),
+    "feedback on": ({"codec": "lm4"}, {"codec": "lm4", "feedback": True}, "feedback"),
+    "feedback off": ({"codec": "lm4", "feedback": True}, {"codec": "lm4"}, "feedback"),
+}
+
+
+def made(settings: dict[str, Any]) -> Training:
+    """A training; `params` cuts its parameters into groups with a lr of their own."""
+    cuts = settings.get("params")
+    training = Training({key: value for key, value in settings.items() if key != "params"})
+    if cuts is None:
+        return training
+    groups = [{"params": trainable(training.ddp)[cut], "lr": i + 1.0} for i, cut in enumerate(cuts)]
+    training.ddp = type(training.ddp)(training.model)
+    training.opt = zcomm.ZeroOptimizer(training.ddp, torch.optim.AdamW, groups)
+    return training
+
+
+def load_into_others(rank: int, world_size: int, folder: Path) -> dict[str, list[Raised]]:
+    """From a checkpoint, and from memory; what was refused trains on as it was."""
+    found = {}
+    for name, (saved, other, _) in OTHERS.items():
+        training = made(saved)
+        training.run(rank, range(1))
+        zcomm.save_checkpoint(folder / name, training.parts(), 1)
+        new = made(other)
+        options = [new.opt.options(group) for group in new.opt.param_groups]
+        found[name] = [
+            raised(zcomm.load_checkpoint, folder / name, new.parts()),
+            raised(new.opt.load_state_dict, training.opt.state_dict()),
+        ]
+        assert options == [new.opt.options(group) for group in new.opt.param_groups]
+        new.run(rank, range(1))
+    return found
+
+
+def test_a_state_of_other_groups_or_options_is_refused(pair: World, tmp_path: Path) -> None:
+    for found in pair.run(load_into_others, tmp_path):
+        for name, (_, _, field) in OTHERS.items():
+            for error in found[name]:
+                assert error.is_value_error, (name, error.type, error.text)
+                assert f"load_state_dict: expected {field} " in error.text, (name, error.text)
+
+
+def load_that_of_another_rank(rank: int, world_size: int) -> tuple[Raised, float, int]:
+    training = Training(BOTH_WAYS)
+    training.run(rank, range(2))
+    everyone = everyones(pickle.dumps(training.opt.state_dict()))
+    new = Training({**BOTH_WAYS, "lr": 0.5})
+    error = raised(new.opt.load_state_dict, pickle.loads(everyone[1 - rank]))
+    return error, new.opt.param_groups[0]["lr"], len(new.opt.inner.state)
+
+
+def test_a_refused_state_changes_nothing(pair: World) -> None:
+    for error, lr, states in pair.run(load_that_of_another_rank):
+        assert error.is_value_error
+        assert "a state of another rank" in error.text
+        assert (lr, states) == (0.5, 0)
+
+
+# States that are saved and loaded.
+
+
+def save_and_load(rank: int, world_size: int, folder: Path) -> tuple[Any, Raised]:
+    """A number beside the optimizer; and a folder that cannot be."""
+    opt = zero(SGD)(wrapped(Net))
+    zcomm.save_checkpoint(folder, {"optimizer": opt, "epoch": 7, "more": {"epoch": 7}}, 1)
+    state = {"optimizer": opt, "epoch": 0, "more": {"epoch": 0}}
+    zcomm.load_checkpoint(folder, state)
+    below_a_file = folder / "latest" / "folder"
+    return [state["epoch"], state["more"]], raised(
+        zcomm.save_checkpoint, below_a_file, {"optimizer": opt}, 1
+    )
+
+
+def test_values_at_the_top_are_loaded_and_errors_reach_every_rank(
+    pair: World, tmp_path: Path
+) -> None:
+    for loaded, error in pair.run(save_and_load, tmp_path):
+        assert loaded == [7, {"epoch": 7}]
+        assert error.type == "OSError"
+        assert "rank 0 failed: " in error.text
+        assert error.seconds < SECONDS
+
+
+def consolidate(rank: int, world_size: int, folder: Path) -> list[Any]:
+    """The state of parameters of all shapes: now, later, loaded from it and from a checkpoint."""
+    ddp = wrapped(Assorted)
+    opt = zero(torch.optim.AdamW)(ddp)
+    train(ddp, opt, rank, steps=3)
+    state = opt.consolidated_state_dict()
+    kept = copy.deepcopy(state)
+    zcomm.save_checkpoint(folder, {"optimizer": opt}, 3)
+    train(ddp, opt, rank, steps=2)
+    ordinary, loaded = (zero(torch.optim.AdamW)(wrapped(Assorted)) for _ in range(2))
+    ordinary.load_state_dict(state)
+    zcomm.load_checkpoint(folder, {"optimizer": loaded})
+    return [kept, state, ordinary.consolidated_state_dict(), loaded.consolidated_state_dict()]
+
+
+def test_the_state_of_parameters_of_all_shapes_is_whole(pair: World, tmp_path: Path) -> None:
+    (expected, *others), _ = pair.run(consolidate, tmp_path)
+    shapes = {tuple(held["exp_avg"].shape) for held in expected["state"].values()}
+    assert {(), (0, 32), (32, 70)} <= shapes
+    assert all(held["step"] == 3 for held in expected["state"].values())
+    for state in others:
+        assert_bit_equal(state["state"], expected["state"])
+
+
+def roll_back(rank: int, world_size: int) -> tuple[Any, Any, float]:
+    """To a copy of the optimizer's state, without the model's."""
+    training = Training(BOTH_WAYS)
+    training.run(rank, range(2))
+    state = copy.deepcopy(training.opt.state_dict())
+    training.run(rank, range(2, 4))
+    went_on = training.parameters()
+    training.opt.load_state_dict(state)
+    training.run(rank, range(2, 4))
+    return went_on, training.parameters(), spread(training.ddp)
+
+
+def test_a_copied_state_brings_the_parameters_back(pair: World) -> None:
+    for went_on, again, apart in pair.run(roll_back):
+        assert apart == 0.0
+        assert_bit_equal(again, went_on)
+
+
+def saved_size(rank: int, world_size: int) -> float:
+    """Of torch.save(opt.state_dict()), in models."""
+    ddp = wrapped(lambda: nn.Linear(32, 8192))
+    opt = zero(SGD, param_codec="lm4", lr=0.1, momentum=0.9)(ddp)
+    train(ddp, opt, rank, steps=1)
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    return file.getbuffer().nbytes / sum(4 * p.numel() for p in ddp.parameters())
+
+
+def test_each_rank_saves_its_part_only(pair: World) -> None:
+    """Of masters, shared copies and momentum."""
+    assert pair.run(saved_size) == [pytest.approx(1.5, rel=0.05)] * 2
+
+
+def save_in_the_background(rank: int, world_size: int, folder: Path) -> list[Raised]:
+    errors = []
+    for settings in ({"codec": "none"}, BOTH_WAYS):
+        training = Training(settings)
+        training.run(rank, range(1))
+        errors.append(raised(dcp.async_save, {"o": training.opt}, checkpoint_id=folder))
+    return errors
+
+
+def test_async_save_is_refused(pair: World, tmp_path: Path) -> None:
+    for errors in pair.run(save_in_the_background, tmp_path):
+        for error in errors:
+            assert error.type == "RuntimeError", error.text
+            assert "got async_save" in error.text
