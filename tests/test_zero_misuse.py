@@ -123,17 +123,10 @@ def test_another_memory_format_is_refused(pair: World) -> None:
 
 # States that do not fit.
 
+IN_TWO = {"params": [slice(2), slice(2, None)]}
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "one group": (
-        {"params": [slice(2), slice(2, None)]},
-        {"params": [slice(None)]},
-        "param_groups",
-    ),
-    "other order": (
-        {"params": [slice(2), slice(2, None)]},
-        {"params": [slice(2, None), slice(2)]},
-        "param_groups",
-    ),
+    "one group": (IN_TWO, {"params": [slice(None)]}, "param_groups"),
+    "other order": (IN_TWO, {"params": [slice(2, None), slice(2)]}, "param_groups"),
     "no momentum": ({"optimizer": SGD, "momentum": 0.9}, {"optimizer": SGD}, "state"),
     "feedback on": ({"codec": "lm4"}, {"codec": "lm4", "feedback": True}, "feedback"),
     "feedback off": ({"codec": "lm4", "feedback": True}, {"codec": "lm4"}, "feedback"),
@@ -220,18 +213,17 @@ def test_values_at_the_top_are_loaded_and_errors_reach_every_rank(
 
 
 def consolidate(rank: int, world_size: int, folder: Path) -> list[Any]:
-    """The state of parameters of all shapes: now, later, loaded from it and from a checkpoint."""
+    """The state of parameters of all shapes: as it is, and loaded in three ways."""
     ddp = wrapped(Assorted)
     opt = zero(torch.optim.AdamW)(ddp)
     train(ddp, opt, rank, steps=3)
     state = opt.consolidated_state_dict()
-    kept = copy.deepcopy(state)
     zcomm.save_checkpoint(folder, {"optimizer": opt}, 3)
-    train(ddp, opt, rank, steps=2)
-    ordinary, loaded = (zero(torch.optim.AdamW)(wrapped(Assorted)) for _ in range(2))
-    ordinary.load_state_dict(state)
-    zcomm.load_checkpoint(folder, {"optimizer": loaded})
-    return [kept, state, ordinary.consolidated_state_dict(), loaded.consolidated_state_dict()]
+    sent, own, saved = (zero(torch.optim.AdamW)(wrapped(Assorted)) for _ in range(3))
+    sent.load_state_dict(state)  # None but on rank 0
+    own.load_state_dict(everyones(state)[0])
+    zcomm.load_checkpoint(folder, {"optimizer": saved})
+    return [state, *(one.consolidated_state_dict() for one in (sent, own, saved))]
 
 
 def test_the_state_of_parameters_of_all_shapes_is_whole(pair: World, tmp_path: Path) -> None:
@@ -243,22 +235,38 @@ def test_the_state_of_parameters_of_all_shapes_is_whole(pair: World, tmp_path: P
         assert_bit_equal(state["state"], expected["state"])
 
 
-def roll_back(rank: int, world_size: int) -> tuple[Any, Any, float]:
+def consolidate_and_go_on(rank: int, world_size: int) -> tuple[Any, Any]:
+    ddp = wrapped(Net)
+    opt = zero(torch.optim.AdamW)(ddp)
+    train(ddp, opt, rank, steps=2)
+    state = opt.consolidated_state_dict()
+    before = copy.deepcopy(state)
+    train(ddp, opt, rank, steps=2)
+    return before, state
+
+
+def test_a_consolidated_state_stays_as_it_was(pair: World) -> None:
+    (before, state), _ = pair.run(consolidate_and_go_on)
+    assert_bit_equal(state["state"], before["state"])
+
+
+def roll_back(rank: int, world_size: int) -> tuple[Any, Any, list[float]]:
     """To a copy of the optimizer's state, without the model's."""
     training = Training(BOTH_WAYS)
     training.run(rank, range(2))
-    state = copy.deepcopy(training.opt.state_dict())
+    state, before = copy.deepcopy(training.opt.state_dict()), training.parameters()
     training.run(rank, range(2, 4))
-    went_on = training.parameters()
     training.opt.load_state_dict(state)
+    after, apart = training.parameters(), [spread(training.ddp)]
     training.run(rank, range(2, 4))
-    return went_on, training.parameters(), spread(training.ddp)
+    return before, after, [*apart, spread(training.ddp)]
 
 
-def test_a_copied_state_brings_the_parameters_back(pair: World) -> None:
-    for went_on, again, apart in pair.run(roll_back):
-        assert apart == 0.0
-        assert_bit_equal(again, went_on)
+def test_a_copied_state_brings_coded_parameters_back_on_all_ranks(pair: World) -> None:
+    for before, after, apart in pair.run(roll_back):
+        assert apart == [0.0, 0.0]
+        for name in ("first.weight", "middle.weight"):
+            assert torch.equal(after[name], before[name])
 
 
 def saved_size(rank: int, world_size: int) -> float:

@@ -41,7 +41,7 @@ def consolidate(opt: Sharded, to: int) -> dict[str, Any] | None:
             state[index] = {
                 key: _gathered(opt, shard, value, to)
                 if kinds.get(key) is ELEMENT
-                else copy.copy(value)
+                else copy.deepcopy(value)
                 for key, value in held.items()
             }
     if compressor.rank != to:
