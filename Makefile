@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-PYTEST_ARGS ?= -q -n $(JOBS) --maxprocesses 8
+# A file's tests run in one process: they share ranks, which take long to start.
+PYTEST_ARGS ?= -q -n $(JOBS) --maxprocesses 8 --dist loadfile
 FUZZ_CASES ?= 100000
 
 VENV := .venv

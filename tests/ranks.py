@@ -32,7 +32,7 @@ def run_ranks(
     world_size: int,
     fn: Callable[..., Any],
     *args: Any,
-    timeout_s: float = 60.0,
+    timeout_s: float = 200.0,
     expect_dead: Collection[int] = (),
 ) -> list[Any]:
     """What `fn(rank, world_size, *args)` returned on each rank; see `World.run`."""
@@ -86,7 +86,7 @@ class World:
         self,
         world_size: int,
         *,
-        group_timeout_s: float = 30.0,
+        group_timeout_s: float = 120.0,
         env: Mapping[str, str] | None = None,
         prefixes: Sequence[Sequence[str]] | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class World:
         self,
         fn: Callable[..., Any],
         *args: Any,
-        timeout_s: float = 60.0,
+        timeout_s: float = 200.0,
         expect_dead: Collection[int] = (),
     ) -> list[Any]:
         """What `fn(rank, world_size, *args)` returned on each rank; `fn` is a module's function.

@@ -73,7 +73,7 @@ def replicas_after_200_steps(rank: int, world_size: int) -> dict[tuple[str, Any]
 
 
 def test_replicas_are_identical_after_200_steps(three_ranks: World) -> None:
-    for found in three_ranks.run(replicas_after_200_steps, timeout_s=200):
+    for found in three_ranks.run(replicas_after_200_steps, timeout_s=400):
         assert len(found) == 3 * len(CODECS)
         assert all(found.values()), found
 

@@ -126,7 +126,7 @@ def join_divided_by_those_present(rank: int, world_size: int) -> str:
 
 
 def test_join_that_divides_by_the_ranks_present_is_refused(five: World) -> None:
-    for rank, message in enumerate(five.run(join_divided_by_those_present, timeout_s=30)):
+    for rank, message in enumerate(five.run(join_divided_by_those_present, timeout_s=200)):
         assert message.startswith(f"rank {rank}: expected Join with divide_by_initial_world_size=T")
 
 
@@ -149,7 +149,7 @@ def join_with_a_scaler(rank: int, world_size: int) -> str:
 
 def test_a_loss_scale_that_a_joined_rank_does_not_follow_is_an_error(five: World) -> None:
     """A rank that has joined makes no steps: its scaler stays behind."""
-    for rank, message in enumerate(five.run(join_with_a_scaler, timeout_s=30)):
+    for rank, message in enumerate(five.run(join_with_a_scaler, timeout_s=200)):
         assert message.startswith(f"rank {rank}: expected the same call on all ranks, got rank 0")
         assert "loss scale 8.0; rank 1" in message
         assert "loss scale 16.0" in message

@@ -239,7 +239,7 @@ def test_arguments_that_differ_are_named_on_every_rank(pair: World) -> None:
 def later_differences(rank: int, world_size: int, what: str) -> Raised:
     """Groups that a rank changes after the start."""
     ddp = wrapped(Net)
-    opt = zero(AdamW, timeout_s=4.0)(ddp, trainable(ddp)[:4])
+    opt = zero(AdamW, timeout_s=20.0)(ddp, trainable(ddp)[:4])
     train(ddp, opt, rank, steps=2)
     if what == "groups":
         opt.add_param_group({"params": trainable(ddp)[4 + rank :]})
@@ -252,4 +252,4 @@ def later_differences(rank: int, world_size: int, what: str) -> Raised:
 def test_groups_added_differently_are_an_error_in_time(pair: World, what: str) -> None:
     for error in pair.run(later_differences, what):
         assert error.is_value_error, error.text
-        assert error.seconds < 5
+        assert error.seconds < 15

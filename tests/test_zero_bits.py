@@ -114,7 +114,7 @@ def replicas_after_200_steps(rank: int, world_size: int, count: int) -> dict[Any
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_replicas_are_identical_after_200_steps(quartet: World, count: int) -> None:
-    for found in quartet.run(replicas_after_200_steps, count, timeout_s=120)[:count]:
+    for found in quartet.run(replicas_after_200_steps, count, timeout_s=400)[:count]:
         assert found == dict.fromkeys(CODECS, (True, 0.0))
 
 

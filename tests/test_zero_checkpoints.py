@@ -14,22 +14,25 @@ from ddp_training import assert_bit_equal
 from ranks import World, run_ranks
 from zero_checkpoints import BOTH_WAYS
 
-pytest_plugins = ["ddp_ranks"]
+pytest_plugins = ["ddp_ranks", "zero_ranks"]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+def saved(quartet: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """Of 4 ranks, and what they had."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    return folder, run_ranks(4, trainings.save, folder, BOTH_WAYS, 5)
+    return folder, quartet.run(trainings.save, folder, BOTH_WAYS, 5)
 
 
+@pytest.mark.timeout(600)  # eight processes import what DDP needs
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_a_checkpoint_of_4_ranks_loads_at_any_number(
-    saved: tuple[Path, list[Any]], world_size: int
+    saved: tuple[Path, list[Any]], world_size: int, pair: World, quartet: World
 ) -> None:
     folder, before = saved
-    after = run_ranks(world_size, trainings.load, folder, BOTH_WAYS, timeout_s=120)
+    with World(world_size) as own:
+        world = {2: pair, 4: quartet}.get(world_size, own)
+        after = world.run(trainings.load, folder, BOTH_WAYS, timeout_s=500)
     assert_bit_equal(after[0]["whole"]["state"], before[0]["whole"]["state"])
     assert after[0]["whole"]["param_groups"] == before[0]["whole"]["param_groups"]
     for one in after:

@@ -218,7 +218,7 @@ def test_training_goes_on_from_parameters_that_others_changed(pair: World) -> No
 
 def changed_on_one_rank(rank: int, world_size: int, way: str) -> Raised:
     ddp = wrapped(Net)
-    opt = zero(AdamW, param_codec="lm4", lr=1e-3, timeout_s=4.0)(ddp)
+    opt = zero(AdamW, param_codec="lm4", lr=1e-3, timeout_s=20.0)(ddp)
     train(ddp, opt, rank, steps=2)
     if rank == 1 or way == "differently":
         with torch.no_grad():
@@ -233,7 +233,7 @@ def test_a_change_on_one_rank_only_is_refused_on_all(pair: World, way: str) -> N
     for error in pair.run(changed_on_one_rank, way):
         assert error.is_value_error, error.text
         assert "middle.weight" in error.text
-        assert error.seconds < 4
+        assert error.seconds < 15
 
 
 # Settings.

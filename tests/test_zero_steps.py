@@ -29,7 +29,7 @@ from zero_training import (
 pytest_plugins = ["ddp_ranks", "zero_ranks"]
 
 FEW = {"bucket_cap_mb": 0.02}  # several buckets
-TIMEOUT_S = 4.0
+TIMEOUT_S = 8.0
 
 
 def calls_out_of_order(rank: int, world_size: int, views: bool) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_schedulers_work_as_with_any_optimizer(pair: World) -> None:
 
 def inside_join(rank: int, world_size: int, batches: int) -> Raised:
     ddp = wrapped(Net, **FEW)
-    opt = zero(AdamW, timeout_s=4.0)(ddp)
+    opt = zero(AdamW, timeout_s=20.0)(ddp)
     return raised(_train_with_join, ddp, opt, rank, batches)
 
 
@@ -123,7 +123,7 @@ def test_join_is_refused_on_every_rank(pair: World, batches: int) -> None:
     for error in pair.run(inside_join, batches):
         assert error.is_value_error, error.text
         assert "expected training without Join" in error.text
-        assert error.seconds < 5
+        assert error.seconds < 15
 
 
 # Ranks that die, and ranks that do not come.
@@ -143,7 +143,7 @@ def test_a_rank_that_does_not_step_is_an_error_in_time(pair: World, other: str) 
     alone, error = pair.run(step_alone, other)
     for found in [alone] if other == "idle" else [alone, error]:
         assert found.type != "NoneType", other
-        assert found.seconds < TIMEOUT_S + 0.5
+        assert found.seconds < TIMEOUT_S + 2
     assert "rank 0: " in alone.text
 
 
@@ -162,9 +162,9 @@ def test_a_rank_that_dies_in_step_is_named_in_time(quartet: World) -> None:
     for rank in (0, 2, 3):
         first, *later = found[rank]
         assert first.type == "CommunicationError"
-        assert first.seconds < TIMEOUT_S + 0.5
+        assert first.seconds < TIMEOUT_S + 2
         assert f"rank {rank}: parameters of step 4" in first.text
         assert "rank 1 did not answer" in first.text
         for error in later:
             assert error.text == first.text
-            assert error.seconds < 1
+            assert error.seconds < 3

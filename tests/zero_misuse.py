@@ -257,7 +257,7 @@ def wrong_loops(rank: int, world_size: int) -> dict[str, Raised]:
     found = {}
     for name, loop in WRONG_LOOPS.items():
         ddp = wrapped(Net)
-        opt = zero(SGD, lr=0.1, timeout_s=4.0)(ddp)
+        opt = zero(SGD, lr=0.1, timeout_s=20.0)(ddp)
         train(ddp, opt, rank, steps=1)
         opt.zero_grad()
         found[name] = raised(loop, ddp, opt, rank)

@@ -53,7 +53,7 @@ def first_difference(expected: object, got: object) -> tuple[str, str]:
     """Two values as text; of two dicts only the first entry that differs."""
     if not isinstance(expected, Mapping) or not isinstance(got, Mapping):
         return repr(expected), repr(got)
-    name = next(k for k in [*expected, *got] if expected.get(k) != got.get(k))
+    name = next(k for k in sorted({*expected, *got}) if expected.get(k) != got.get(k))
     return f"{name!r}: {expected.get(name)!r}", f"{got.get(name)!r}"
 
 
