@@ -62,7 +62,7 @@ def test_metadata() -> None:
     metadata = importlib.metadata.metadata("zcomm")
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert metadata.get_all("Requires-Dist") == ["torch>=2.4"]
+    assert metadata.get_all("Requires-Dist") == ["torch>=2.6"]
 
 
 def test_versions_agree() -> None:
