@@ -120,7 +120,7 @@ def test_loading_into_something_else_says_what_differs(pair: World, tmp_path: Pa
         "codec": ["expected codec", "int8", "lm4"],
         "param_codec": ["expected param_codec", "lm4", "None"],
         "optimizer": ["expected optimizer 'Adam', got 'AdamW'"],
-        "parameters": ["expected parameters", "weight"],
+        "parameters": ["expected parameters", "'bias'"],
         "not a state": ["expected what opt.state_dict() returned", "['a']"],
         "no state": ["at least one rank"],
     }
