@@ -61,6 +61,12 @@ def check_link(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         hosts.require_tools()
 
 
+def place(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
+    """Ranks, the link's name, and where hosts.run() starts them."""
+    where = {"hosts": args.hosts, "rate": args.rate}
+    return args.hosts or args.ranks, link(args.rate), where
+
+
 def link(rate: str | None) -> str:
     return rate.lower() if rate else LOOPBACK
 

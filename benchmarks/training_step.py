@@ -296,10 +296,9 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
-    ranks, link = args.hosts or args.ranks, measuring.link(args.rate)
+    ranks, link, where = measuring.place(args)
     about = measuring.about(link=link, ranks=ranks, rounds=args.rounds, steps=args.steps)
     measuring.print_about(about)
-    where = {"hosts": args.hosts, "rate": args.rate}
     if args.memory:
         bars = list(rss_checked(where, ranks))
         bars += buffers_checked(hosts.run(ranks, measure_buffers, args.codecs, **where))

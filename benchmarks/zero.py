@@ -240,12 +240,11 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
-    ranks, link = args.hosts or args.ranks, measuring.link(args.rate)
+    ranks, link, where = measuring.place(args)
     about = measuring.about(
         link=link, ranks=ranks, rounds=args.rounds, steps=args.steps, fused=args.fused
     )
     measuring.print_about(about)
-    where = {"hosts": args.hosts, "rate": args.rate}
     ways = [BASELINE, TORCH_ZERO, *(f"zero {codecs}" for codecs in args.codecs)]
     if args.profile:
         print_parts(hosts.run(ranks, profile, ways, args.fused, args.rounds * args.steps, **where))

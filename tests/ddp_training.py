@@ -18,6 +18,16 @@ from everyones import everyones
 ROUNDING = 2.0**-20
 # Residuals, and several chunks in a bucket.
 LM4: dict[str, Any] = {"codec": "lm4", "feedback": True, "chunk_mb": 1 / 16}
+# Options of DDP and settings that no result bit may depend on.
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one bucket": ({"bucket_cap_mb": 100}, {}),
+    "many buckets": ({"bucket_cap_mb": 0.05}, {}),
+    "small chunks": ({"bucket_cap_mb": 100}, {"chunk_mb": 1 / 16}),
+    "threads": ({"bucket_cap_mb": 0.3}, {"threads": 3}),
+    "no rebuild": ({"bucket_cap_mb": 0.3, "find_unused_parameters": True}, {}),
+    "static graph": ({"bucket_cap_mb": 0.3, "static_graph": True}, {}),
+    "bucket views": ({"gradient_as_bucket_view": True}, {"verify": False}),
+}
 
 
 class Net(nn.Module):
@@ -58,6 +68,52 @@ class Checkpointed(Net):
         x = self.first(x).tanh()
         x = checkpoint(self.middle, x, use_reentrant=self.reentrant).tanh()
         return checkpoint(self.last, x, use_reentrant=self.reentrant)
+
+
+class OddShapes(nn.Module):
+    """A scalar, an empty, a tiny and a transposed parameter, and one of a block and a bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalar = nn.Parameter(torch.randn(()))
+        self.empty = nn.Parameter(torch.randn(0, 32))
+        self.tiny = nn.Parameter(torch.randn(3))
+        self.turned = nn.Parameter(torch.randn(70, 32).t())
+        self.longer = nn.Parameter(torch.randn(131))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x @ self.turned).tanh() * self.scalar
+        rest = self.longer.tanh().mean() + self.tiny.tanh().mean() + self.empty.sum()
+        return x * rest
+
+
+class Mixed(nn.Module):
+    """An fp32, a bf16 and an fp64 layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = nn.Linear(32, 280)
+        self.brief = nn.Linear(280, 260, dtype=torch.bfloat16)
+        self.exact = nn.Linear(260, 10, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.exact(self.brief(self.single(x).bfloat16()).double().tanh())
+
+
+class Spoiled:
+    """Replaces one element of a gradient in the backward() that is next."""
+
+    def __init__(self, p: nn.Parameter, element: int) -> None:
+        self.element = element
+        self.value: float | None = None
+        p.register_hook(self.spoil)
+
+    def spoil(self, gradient: Tensor) -> Tensor | None:
+        if self.value is None:
+            return None
+        gradient = gradient.clone()
+        gradient.view(-1)[self.element], self.value = self.value, None
+        return gradient
 
 
 Hooked = zcomm.Handle | zcomm.HookState  # a state has a handle after its first bucket

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
+from ddp_training import WAYS
 from everyones import everyones
 from ranks import World, run_ranks
 
@@ -76,17 +77,6 @@ def test_replicas_are_identical_after_200_steps(three_ranks: World) -> None:
     for found in three_ranks.run(replicas_after_200_steps, timeout_s=400):
         assert len(found) == 3 * len(CODECS)
         assert all(found.values()), found
-
-
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "one bucket": ({"bucket_cap_mb": 100}, {}),
-    "many buckets": ({"bucket_cap_mb": 0.05}, {}),
-    "small chunks": ({"bucket_cap_mb": 100}, {"chunk_mb": 1 / 16}),
-    "threads": ({"bucket_cap_mb": 0.3}, {"threads": 3}),
-    "no rebuild": ({"bucket_cap_mb": 0.3, "find_unused_parameters": True}, {}),
-    "static graph": ({"bucket_cap_mb": 0.3, "static_graph": True}, {}),
-    "bucket views": ({"gradient_as_bucket_view": True}, {"verify": False}),
-}
 
 
 def train_in_many_ways(rank: int, world_size: int, codec: str, mode: Any) -> dict[str, Tensor]:

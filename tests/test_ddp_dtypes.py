@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
@@ -18,8 +18,10 @@ from ddp_training import (
     ROUNDING,
     Books,
     Checkpointed,
+    Mixed,
     Net,
     Outcome,
+    Spoiled,
     assert_bit_equal,
     assert_equal_replicas,
     batch,
@@ -31,19 +33,6 @@ from ranks import World
 pytest_plugins = ["ddp_ranks"]
 
 BLOCK = zcomm.codec("lm4").block
-
-
-class Mixed(nn.Module):
-    """An fp32, a bf16 and an fp64 layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.single = nn.Linear(32, 280)
-        self.brief = nn.Linear(280, 260, dtype=torch.bfloat16)
-        self.exact = nn.Linear(260, 10, dtype=torch.float64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.exact(self.brief(self.single(x).bfloat16()).double().tanh())
 
 
 def train_in(rank: int, world_size: int, dtype: torch.dtype) -> Outcome:
@@ -96,21 +85,6 @@ def test_a_model_of_several_dtypes_keeps_fp64_exact(pair: World) -> None:
             assert got is not None
             assert got.dtype is torch.float64
             assert torch.equal(got, mean)
-
-
-class Spoiled:
-    """Replaces one element of a gradient on one rank, in the step that is next."""
-
-    def __init__(self, p: nn.Parameter, element: int) -> None:
-        self.element, self.value = element, None
-        p.register_hook(self.spoil)
-
-    def spoil(self, gradient: Tensor) -> Tensor | None:
-        if self.value is None:
-            return None
-        gradient = gradient.clone()
-        gradient.view(-1)[self.element], self.value = self.value, None
-        return gradient
 
 
 def train_scaled(

@@ -17,6 +17,7 @@ from ddp_training import (
     Branches,
     Checkpointed,
     Net,
+    OddShapes,
     Outcome,
     assert_bit_equal,
     assert_equal_replicas,
@@ -55,23 +56,6 @@ def frozen() -> nn.Module:
     net.first.requires_grad_(False)
     net.last.bias.requires_grad_(False)
     return net
-
-
-class OddShapes(nn.Module):
-    """A scalar, an empty, a tiny and a transposed parameter, and one of a block and a bit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scalar = nn.Parameter(torch.randn(()))
-        self.empty = nn.Parameter(torch.randn(0, 32))
-        self.tiny = nn.Parameter(torch.randn(3))
-        self.turned = nn.Parameter(torch.randn(70, 32).t())
-        self.longer = nn.Parameter(torch.randn(131))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = (x @ self.turned).tanh() * self.scalar
-        rest = self.longer.tanh().mean() + self.tiny.tanh().mean() + self.empty.sum()
-        return x * rest
 
 
 def one_branch() -> nn.Module:

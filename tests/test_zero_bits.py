@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
-from ddp_training import Net
+from ddp_training import WAYS, Net
 from ranks import World
 from zero_training import (
     ROUNDING,
@@ -116,16 +116,6 @@ def replicas_after_200_steps(rank: int, world_size: int, count: int) -> dict[Any
 def test_replicas_are_identical_after_200_steps(quartet: World, count: int) -> None:
     for found in quartet.run(replicas_after_200_steps, count, timeout_s=400)[:count]:
         assert found == dict.fromkeys(CODECS, (True, 0.0))
-
-
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "one bucket": ({"bucket_cap_mb": 100}, {}),
-    "many buckets": ({"bucket_cap_mb": 0.05}, {}),
-    "small chunks": ({"bucket_cap_mb": 100}, {"chunk_mb": 1 / 16}),
-    "threads": ({"bucket_cap_mb": 0.3}, {"threads": 3}),
-    "no rebuild": ({"bucket_cap_mb": 0.3, "find_unused_parameters": True}, {}),
-    "bucket views": ({"gradient_as_bucket_view": True}, {"verify": False}),
-}
 
 
 def wide() -> nn.Module:

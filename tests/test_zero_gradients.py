@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW
 
-from ddp_training import Branches, Net, assert_bit_equal
+from ddp_training import Branches, Net, Spoiled, assert_bit_equal
 from raised import Raised, raised
 from ranks import World
 from zero_training import (
@@ -160,22 +160,6 @@ def nonfinite_norms(rank: int, world_size: int) -> Any:
     error = raised(opt.clip_grad_norm_, 1.0, error_if_nonfinite=True)
     untouched = opt.full_grad(ddp.module.last.weight)
     return error, float(untouched.abs().max()), float(opt.clip_grad_norm_(1.0))
-
-
-class Spoiled:
-    """Replaces one element of a gradient in the backward() that is next."""
-
-    def __init__(self, p: nn.Parameter, element: int) -> None:
-        self.element = element
-        self.value: float | None = None
-        p.register_hook(self.spoil)
-
-    def spoil(self, gradient: Tensor) -> Tensor | None:
-        if self.value is None:
-            return None
-        gradient = gradient.clone()
-        gradient.view(-1)[self.element], self.value = self.value, None
-        return gradient
 
 
 def test_a_norm_that_is_not_finite_is_known_to_every_rank(pair: World) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
 import zcomm
-from ddp_training import Net, seeded
+from ddp_training import Mixed, Net, seeded
 from raised import Raised, raised
 from ranks import World
 from zero_training import (
@@ -70,17 +70,6 @@ def test_small_updates_accumulate_in_masters(pair: World, param_codec: str | Non
             assert torch.equal(p, expected.to(p.dtype)), name
             wide = torch.float64 if name == "exact" else torch.float32
             assert torch.equal(truth[name], expected.to(wide)), name
-
-
-class Mixed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.single = nn.Linear(32, 280)
-        self.brief = nn.Linear(280, 260, dtype=torch.bfloat16)
-        self.exact = nn.Linear(260, 10, dtype=torch.float64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.exact(self.brief(self.single(x).bfloat16()).double().tanh())
 
 
 def mixed_replicas(rank: int, world_size: int) -> Any:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import zcomm
-from ddp_training import Net, batch, seeded
+from ddp_training import Net, OddShapes, batch, seeded
 from everyones import everyones
 
 # What fp32 rounding may change in 50 steps of lr 1e-3.
@@ -29,8 +29,8 @@ def among(count: int) -> Any:
     return group if dist.get_rank() < count else None
 
 
-class Assorted(nn.Module):
-    """Tied, frozen, empty, tiny and transposed parameters, a scalar, and a block and a bit."""
+class Assorted(OddShapes):
+    """Odd shapes, and tied and frozen parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,16 +38,9 @@ class Assorted(nn.Module):
         self.second.weight = self.first.weight
         self.first.bias.requires_grad_(False)
         self.frozen = nn.Linear(70, 70).requires_grad_(False)
-        self.scalar = nn.Parameter(torch.randn(()))
-        self.empty = nn.Parameter(torch.randn(0, 32))
-        self.tiny = nn.Parameter(torch.randn(3))
-        self.turned = nn.Parameter(torch.randn(70, 32).t())
-        self.longer = nn.Parameter(torch.randn(131))
 
     def forward(self, x: Tensor) -> Tensor:
-        both = self.frozen(self.first(x).tanh() * self.second(2 * x).tanh())
-        rest = self.longer.tanh().mean() + self.tiny.tanh().mean() + self.empty.sum()
-        return both + (x @ self.turned).tanh() * self.scalar * rest
+        return self.frozen(self.first(x).tanh() * self.second(2 * x).tanh()) + super().forward(x)
 
 
 def channels_last() -> nn.Module:

@@ -71,11 +71,13 @@ def load_checkpoint(
 
 def _prepare(what: str, group: Any) -> int:
     rank, _ = member_of(group, what)
-    if not _has_numpy():
+    try:
+        importlib.import_module("numpy")
+    except ImportError as error:
         raise RuntimeError(
             f"{what}: expected NumPy, which torch.distributed.checkpoint needs, got none; "
             "use pip install numpy"
-        )
+        ) from error
     return rank
 
 
@@ -91,13 +93,6 @@ def _on_rank_0(work: Callable[[], str], rank: int, group: Any) -> str:
     if failure:
         raise OSError(f"rank {rank}: checkpoint: rank 0 failed: {failure}")
     return str(result)
-
-
-def _has_numpy() -> bool:
-    try:
-        return importlib.import_module("numpy") is not None
-    except ImportError:
-        return False
 
 
 def _dcp() -> Any:

@@ -196,6 +196,11 @@ class Compressor:
         self.step += 1
         self.buckets.end_step()
 
+    def close(self) -> None:
+        """Ends the engine: no bucket can be reduced any more."""
+        if self.engine is not None:
+            self.engine.stop()
+
     @property
     def failed(self) -> bool:
         return self.engine is not None and self.engine.failure is not None

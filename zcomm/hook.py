@@ -93,8 +93,7 @@ class Handle:
 
     def close(self) -> None:
         """Ends the engine. The model cannot be trained with this hook afterwards."""
-        if self._compressor.engine is not None:
-            self._compressor.engine.stop()
+        self._compressor.close()
 
     def __repr__(self) -> str:
         return f"<zcomm.Handle: {self._compressor.describe()}>"

@@ -344,8 +344,7 @@ class ShardedOptimizer(Optimizer):
 
     def close(self) -> None:
         """Ends the engine. Neither the optimizer nor its hook can be used afterwards."""
-        if self.compressor.engine is not None:
-            self.compressor.engine.stop()
+        self.compressor.close()
 
 
 def _defaults(optimizer_class: Any, options: Mapping[str, Any]) -> dict[str, Any]:
