@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import hypothesis
@@ -13,6 +14,10 @@ import zcomm
 # The same examples on every run; a slow machine is no failure (pytest-timeout ends a hang).
 hypothesis.settings.register_profile("zcomm", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("zcomm")
+
+# Keeps torch's libraries in memory, for the ranks too: on a machine that drops its page cache under
+# load, ranks would read them from the disk again and again. Where it is not allowed: no harm.
+ctypes.CDLL(None).mlockall(1)  # MCL_CURRENT
 
 
 def pytest_report_header() -> str:

@@ -1,4 +1,4 @@
-"""The process of one rank, started by ranks.py: answers calls until its pipe is closed.
+"""The process of one rank, started or forked by ranks.py: answers calls until its pipe is closed.
 
 Usage: python -P rank_process.py PARENT PIPE RANK WORLD_SIZE FOLDER GROUP_TIMEOUT_S
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib.util
 import os
 import pickle
@@ -17,8 +18,8 @@ import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,14 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit("the parent is gone")
+
+
+def forked(env: dict[str, str], pipe: Connection, *args: Any) -> None:
+    """A rank in a fork of the fork server, which ends with the process that started it."""
+    os.setsid()  # Ctrl-C is for the parent, which ends its ranks
+    end_with_parent(os.getppid())
+    os.environ.update(env)
+    be_a_rank(pipe, *args)
 
 
 def load_module(file: str, name: str) -> ModuleType:
@@ -52,6 +61,9 @@ def answer(call: bytes, rank: int, world_size: int) -> bytes:
         return pickle.dumps((None, fn(rank, world_size, *pickle.loads(args))))
     except BaseException:
         return pickle.dumps((traceback.format_exc(), None))
+    finally:
+        # DDP models are cycles. With their hooks they hold groups, whose threads never quite sleep.
+        gc.collect()
 
 
 def calls(pipe: Connection) -> Iterator[bytes]:
@@ -60,16 +72,18 @@ def calls(pipe: Connection) -> Iterator[bytes]:
             yield pipe.recv_bytes()
 
 
-def be_a_rank(pipe: Connection, rank: int, world_size: int, folder: Path, timeout_s: float) -> None:
-    faulthandler.register(signal.SIGUSR1, file=(folder / f"stack-{rank}").open("w"))
+def be_a_rank(pipe: Connection, rank: int, world_size: int, folder: str, timeout_s: float) -> None:
+    stack_file = open(f"{folder}/stack-{rank}", "w")  # noqa: SIM115 (it stays open)
+    faulthandler.register(signal.SIGUSR1, file=stack_file)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(str(folder / "store"), world_size),
+        store=dist.FileStore(f"{folder}/store", world_size),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
     )
+    gc.freeze()
     for call in calls(pipe):
         pipe.send_bytes(answer(call, rank, world_size))
     dist.destroy_process_group()
@@ -78,4 +92,4 @@ def be_a_rank(pipe: Connection, rank: int, world_size: int, folder: Path, timeou
 if __name__ == "__main__":
     parent, fd, rank, world_size, folder, timeout_s = sys.argv[1:]
     end_with_parent(int(parent))
-    be_a_rank(Connection(int(fd)), int(rank), int(world_size), Path(folder), float(timeout_s))
+    be_a_rank(Connection(int(fd)), int(rank), int(world_size), folder, float(timeout_s))

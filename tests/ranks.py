@@ -1,6 +1,6 @@
-"""Runs functions on several ranks: a fresh process each, joined in one gloo group.
+"""Runs functions on several ranks: a process each, joined in one gloo group.
 
-The only code of the tests that starts processes. A function is handed over by the file and the name
+The only code of the tests that starts ranks. A function is handed over by the file and the name
 it is defined under, its arguments and results as pickled bytes: no shared memory, no open files.
 The other side of the pipes is rank_process.py. The end of a pipe is the end of its other side.
 """
@@ -23,9 +23,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import rank_process
+
+# Ranks are forked from a process that has imported torch and nothing else: that takes seconds.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "torch._dynamo"])
+
 # After the first error, the time that other ranks have to report theirs; and to leave at the end.
 GRACE_S = 1.0
-EXIT_S = 20.0
+EXIT_S = 60.0
 
 
 def run_ranks(
@@ -47,10 +53,34 @@ class Answer:
     died: bool = False
 
 
+class Forked:
+    """A forked rank, with as much of Popen's interface as is used here."""
+
+    def __init__(self, *args: Any) -> None:
+        self.process = FORKS.Process(target=rank_process.forked, args=args)
+        self.process.start()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("a forked rank", timeout or 0.0)
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def send_signal(self, number: int) -> None:
+        if self.process.pid and self.process.is_alive():
+            os.kill(self.process.pid, number)
+
+
 @dataclass(frozen=True)
 class Rank:
     number: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     pipe: Connection
     stack_file: Path
 
@@ -79,7 +109,8 @@ class World:
     """Ranks that stay, with their process group, from one run to the next.
 
     They start at the first run. A failed run ends them all, and the next one starts new ones.
-    `prefixes` has the beginning of each rank's command line, such as `ip netns exec`.
+    With `env`, additions to the environment, or `prefixes`, the beginning of each rank's command
+    line, such as `ip netns exec`, each rank is a program of its own, and otherwise a fork.
     """
 
     def __init__(
@@ -92,6 +123,7 @@ class World:
     ) -> None:
         self.world_size = world_size
         self.group_timeout_s = group_timeout_s
+        self.fork = env is None and prefixes is None
         self.env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(env or {})}
         self.prefixes = prefixes or [()] * world_size
         self.ranks: list[Rank] = []
@@ -136,20 +168,27 @@ class World:
 
     def _start(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="zcomm-ranks-")
-        python = [sys.executable, "-P", str(Path(__file__).with_name("rank_process.py"))]
-        env = {**os.environ, **self.env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         for number in range(self.world_size):
             ours, theirs = multiprocessing.Pipe()
+            args = (number, self.world_size, self.folder.name, self.group_timeout_s)
+            start = self._fork if self.fork else self._popen
             with theirs:
-                args = (os.getpid(), theirs.fileno(), number, self.world_size, self.folder.name)
-                process = subprocess.Popen(
-                    [*self.prefixes[number], *python, *map(str, args), str(self.group_timeout_s)],
-                    env=env,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # Ctrl-C is for the parent, which ends its ranks
-                )
+                process = start(theirs, *args)
             stack_file = Path(self.folder.name, f"stack-{number}")
             self.ranks.append(Rank(number, process, ours, stack_file))
+
+    def _fork(self, pipe: Connection, *args: Any) -> Forked:
+        return Forked(self.env, pipe, *args)
+
+    def _popen(self, pipe: Connection, number: int, *args: Any) -> subprocess.Popen[bytes]:
+        python = [sys.executable, "-P", str(Path(__file__).with_name("rank_process.py"))]
+        numbers = map(str, (os.getpid(), pipe.fileno(), number, *args))
+        return subprocess.Popen(
+            [*self.prefixes[number], *python, *numbers],
+            env={**os.environ, **self.env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            pass_fds=[pipe.fileno()],
+            start_new_session=True,  # Ctrl-C is for the parent, which ends its ranks
+        )
 
     def _collect(self, timeout_s: float, expect_dead: Collection[int]) -> list[Any]:
         running = {rank.pipe: rank for rank in self.ranks}

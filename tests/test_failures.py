@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
@@ -240,6 +242,43 @@ def test_exception_in_the_engine_is_raised_by_backward(three_ranks: World) -> No
     for rank in (0, 1):
         assert [error.type for error in found[rank]] == ["CommunicationError"] * 3
         assert "rank 2: KeyError: 'planted'" in found[rank][0].text
+
+
+def thread_counts(rank: int, world_size: int) -> dict[str, list[int]]:
+    """What is left of the threads of hooks that were closed, and of models that were dropped."""
+    before, left = _thread_count(), {}
+    for kind in ("closed", "dropped", "dropped ZeRO"):
+        ddp = model()
+        owner = zcomm.ZeroOptimizer(ddp, optim.SGD) if "ZeRO" in kind else zcomm.compress(ddp)
+        backward(ddp)
+        with_engine = _thread_count() - before
+        if kind == "closed":
+            owner.close()
+        else:
+            del ddp, owner
+            gc.collect()
+        left[kind] = [with_engine, _threads_above(before)]
+    return left
+
+
+def _thread_count() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _threads_above(count: int) -> int:
+    """After at most a second: gloo's threads end on their own."""
+    for _ in range(100):
+        if _thread_count() <= count:
+            break
+        time.sleep(0.01)
+    return _thread_count() - count
+
+
+def test_no_threads_are_left_behind(three_ranks: World) -> None:
+    for left in three_ranks.run(thread_counts):
+        for kind, (with_engine, without) in left.items():
+            assert with_engine > 0, kind
+            assert without <= 0, kind
 
 
 def stop_engine(rank: int, world_size: int) -> Raised:

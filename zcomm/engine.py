@@ -94,6 +94,8 @@ class Engine:
                     self._wait()
                 else:
                     self._take(self._submitted.get())
+        except _Stopped as error:
+            self._fail(error.with_traceback(None))  # a frame in it would keep the engine alive
         except BaseException as error:
             self._fail(error)
 
@@ -239,7 +241,7 @@ class Engine:
         return str(flights[0]) if flights else f"{self._unfinished[0].what}, its start"
 
     def _fail(self, error: BaseException) -> None:
-        """Completes everything with the error; the thread ends afterwards."""
+        """Completes everything with the error and ends the groups; then the thread ends."""
         if not isinstance(error, _Stopped) or self._unfinished:
             # Where the store cannot be reached, the others find out at their deadline.
             with suppress(Exception):
@@ -253,6 +255,7 @@ class Engine:
             self.transport.abandon()
         for job in left:
             job.fail(error)
+        self.transport.release()
 
 
 _running: weakref.WeakSet[Engine] = weakref.WeakSet()

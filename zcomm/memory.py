@@ -225,7 +225,7 @@ def _rank_that_owns_most(items: Iterable[Item], world_size: int) -> int:
 
 
 def _sums_nbytes(shards: list[Shard]) -> int:
-    gradients = GradientShards(lambda *_: None, False)
+    gradients = GradientShards(lambda: None, False)
     with torch.device("meta"):
         gradients.add(shards)
     return sum(gradients.target(dtype).nbytes for dtype in (torch.float32, torch.float64))

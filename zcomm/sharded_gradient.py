@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 _aten = torch.ops.aten
-Unscale = Callable[[Sequence["ShardedGradient"], Tensor, Tensor], None]
+# What unscales, if it is still there. Python's collector does not look into p.grad: what could be
+# reached from there would stay for ever.
+Unscale = Callable[[], Callable[[Sequence["ShardedGradient"], Tensor, Tensor], None] | None]
 
 
 class ShardedGradient(Tensor):
@@ -114,7 +116,9 @@ def _unscale_all(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tens
     plain = [g for g in gradients if not isinstance(g, ShardedGradient)]
     if plain:
         torch._amp_foreach_non_finite_check_and_unscale_(plain, found_inf, inv_scale)
-    sharded[0].unscale(sharded, found_inf, inv_scale)
+    unscale = sharded[0].unscale()
+    assert unscale is not None, "GradScaler has the optimizer"
+    unscale(sharded, found_inf, inv_scale)
 
 
 def _refusal(args: Sequence[Any]) -> str:

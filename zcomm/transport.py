@@ -62,6 +62,10 @@ class Channel:
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
+    def release(self) -> None:
+        """Ends the group and its threads, unless it was abandoned."""
+        self._group = None
+
 
 class Transport:
     """Two channels over the ranks of a group, and a way to find out which rank failed."""
@@ -82,6 +86,10 @@ class Transport:
     def abandon(self) -> None:
         self.reduce.abandon()
         self.gather.abandon()
+
+    def release(self) -> None:
+        self.reduce.release()
+        self.gather.release()
 
     def report(self, text: str) -> None:
         """Tells the others that this rank failed, or gave up because another did; once."""

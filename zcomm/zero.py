@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -68,7 +69,9 @@ class ShardedOptimizer(Optimizer):
     def attach(self, compressor: Compressor, ddp: DistributedDataParallel) -> None:
         """Takes its shards of the parameters; from now on the hook brings the gradients."""
         self.compressor = compressor
-        self.gradients: GradientShards = GradientShards(self._unscale, ddp.gradient_as_bucket_view)
+        self.gradients: GradientShards = GradientShards(
+            WeakMethod(self._unscale), ddp.gradient_as_bucket_view
+        )
         self._by_id = {id(p): name for name, p in compressor.buckets.named.items()}
         self._gathers = Gathers(compressor, self._param_settings)
         self._frozen: list[Tensor] = []
