@@ -10,16 +10,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-PACKAGE_FILES := $(shell find zcomm -name '*.py' -o -name '*.pyi' -o -name py.typed)
+PACKAGE_FILES := $(shell find zcomm -name __pycache__ -prune -o -type f -not -name '*.so' -print)
 NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
 # Directories too: their times change when a file goes away.
 SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -type d -not -name __pycache__ -print)
 CLANG_FORMAT_FILES := $(shell find csrc \( -name '*.cpp' -o -name '*.h' \) -not -name lm_tables.h)
 
-.PHONY: test wheel bench bench-hosts bench-convergence lint format sanitize avx512-proof clean
+.PHONY: test demo wheel bench bench-hosts bench-convergence lint format sanitize avx512-proof clean
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
+
+demo: $(VENV)/installed
+	$(BIN)/zcomm demo $(DEMO_ARGS)
 
 wheel: dist/built
 
@@ -30,11 +33,13 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/training_step.py --check --json build/training_step.json
 	$(BIN)/python benchmarks/training_step.py --memory --check
 	$(BIN)/python benchmarks/zero.py --check --json build/zero.json
+	$(BIN)/python benchmarks/monitor_cost.py --check
 
 bench-hosts: $(VENV)/installed
 	$(BIN)/python benchmarks/collectives.py --hosts 2 4 --rate 1gbit --check --json build/collectives_hosts.json
 	$(BIN)/python benchmarks/training_step.py --hosts 2 --rate 1gbit --check --json build/training_step_hosts.json
 	$(BIN)/python benchmarks/zero.py --hosts 2 --rate 1gbit --check --json build/zero_hosts.json
+	$(BIN)/python benchmarks/cost_model.py --check --json build/cost_model.json
 
 bench-convergence: $(VENV)/installed
 	$(BIN)/python benchmarks/convergence.py --resume --check --json benchmarks/results/convergence.json \
@@ -62,12 +67,15 @@ $(VENV)/tools: requirements-dev.txt
 	$(PIP) install -r requirements-dev.txt
 	touch $@
 
-# setuptools compiles only when a native file is newer than the module in build/. It does not drop modules
-# that were deleted, hence the find.
+# setuptools compiles only when a native file is newer than the module in build/. It does not drop files
+# that were deleted, hence the find. The wheel's tag is the oldest manylinux whose C and C++ libraries have
+# all symbols that the module uses: auditwheel looks, and adds nothing to the wheel.
 dist/built: setup.py pyproject.toml MANIFEST.in README.md LICENSE $(PACKAGE_FILES) $(NATIVE_FILES) $(SOURCE_DIRS) | $(VENV)/tools
 	rm -rf dist
-	if test -d build; then find build -name '*.py*' -not -name '*.so' -delete; fi
-	MAX_JOBS=$(JOBS) $(PIP) wheel --no-deps --wheel-dir dist .
+	if test -d build; then find build -path 'build/lib.*' -type f -not -name '*.so' -delete; fi
+	rm -rf build/wheel
+	MAX_JOBS=$(JOBS) $(PIP) wheel --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	touch $@
 
 # Without dependencies: torch is there, and must stay the pinned one.

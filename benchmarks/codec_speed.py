@@ -28,8 +28,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import machine
+import measuring
 import zcomm
+from zcomm.cli import machine
 
 # The floors that --check holds: rows (a regular expression for the whole name) and the least value.
 BARS = (
@@ -261,7 +262,7 @@ def main() -> int:
     if args.numel <= 0 or args.numel % BLOCK:
         parser.error(f"--numel: expected a positive multiple of {BLOCK}, got {args.numel}")
 
-    about = machine.describe() | {"numel": args.numel, "rounds": args.rounds}
+    about = measuring.about(numel=args.numel, rounds=args.rounds)
     print(" · ".join(f"{key} {value}" for key, value in about.items()))
     print(f"{'':48} {'ms':>8} {'ratio':>7}")
     memcpy = Memcpy(args.numel)

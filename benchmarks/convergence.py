@@ -29,12 +29,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import convergence_plot
-import gpt
-import hosts
 import measuring
 import zcomm
 from codec_quality import print_table
 from convergence_plot import Dots
+from zcomm.cli import gpt, hosts
 from zcomm.settings import Settings
 
 # At most this much above fp32, in %, mean of the seeds, with the codec's default feedback.

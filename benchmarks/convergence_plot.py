@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from zcomm.cli import svg
+from zcomm.cli.svg import dot, line, polyline, scale, text
 
 WIDTH, HEIGHT = 900, 400
 TOP, BOTTOM = 50, 350
@@ -17,8 +19,6 @@ RIGHT_PANEL = (510, 790)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000")
 TICKS = (-1, 0, 0.5, 1, 2, 4, 8, 16, 32)
 SMOOTHED_STEPS = 20
-
-Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,10 @@ class Dots:
 
 def draw(rows: Sequence[Dots], curves: dict[str, list[float]]) -> str:
     """Left, how far each codec and feedback is from fp32; right, the loss over the steps."""
-    parts = [*draw_differences(rows), *draw_curves(curves)]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-            'font-family="sans-serif" font-size="12">',
-            '<rect width="100%" height="100%" fill="white"/>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
+    paper = svg.rectangle(0, 0, WIDTH, HEIGHT, svg.PAPER)
+    inked = svg.group("ink", svg.INK, [*draw_differences(rows), *draw_curves(curves)])
+    about = "Left, how far each codec and feedback is from fp32; right, the loss over the steps."
+    return svg.document(WIDTH, HEIGHT, [paper, inked], name="Convergence", about=about)
 
 
 def draw_differences(rows: Sequence[Dots]) -> Iterable[str]:
@@ -114,37 +108,3 @@ def apart(positions: Sequence[float], gap: float) -> list[float]:
 def signed_log(value: float) -> float:
     """Nearly linear up to 1%, logarithmic beyond."""
     return math.copysign(math.log1p(abs(value)), value)
-
-
-def scale(
-    low: float, high: float, start: float, end: float, shape: Scale = lambda value: value
-) -> Scale:
-    first, span = shape(low), shape(high) - shape(low)
-    return lambda value: start + (end - start) * (shape(value) - first) / span
-
-
-def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
-    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'
-
-
-def dot(x: float, y: float, colour: str) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
-
-
-def polyline(points: Iterable[tuple[float, float]], colour: str) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-
-
-def text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    anchor: str = "start",
-    colour: str = "#222",
-    weight: str = "normal",
-) -> str:
-    style = f'text-anchor="{anchor}" fill="{colour}" font-weight="{weight}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Iterable, Sequence
+import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-import hosts
-import machine
+from zcomm.cli import hosts, machine
+from zcomm.cli.units import UsageError, parse_rate
 
 LOOPBACK = "loopback"
 
@@ -54,11 +51,11 @@ def check_link(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     if bool(args.hosts) != bool(args.rate):
         parser.error("expected --hosts and --rate, or neither")
     try:
-        hosts.bits_per_s(args.rate or "1gbit")
-    except ValueError as error:
-        parser.error(f"--rate: {error}")
-    if args.hosts:
-        hosts.require_tools()
+        parse_rate(args.rate or "1gbit")
+        if args.hosts:
+            hosts.require_tools()
+    except UsageError as error:
+        parser.error(str(error))
 
 
 def place(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
@@ -69,15 +66,6 @@ def place(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
 
 def link(rate: str | None) -> str:
     return rate.lower() if rate else LOOPBACK
-
-
-def median_ratio(over: Iterable[float], under: Iterable[float]) -> float:
-    return statistics.median(a / b for a, b in zip(over, under))
-
-
-def digest(x: Tensor) -> int:
-    """Equal for equal bits. Not the other way round, but nearly."""
-    return int(x.view(torch.int32).sum(dtype=torch.int64))
 
 
 def print_about(about: dict[str, Any]) -> None:
@@ -101,4 +89,12 @@ def finish(
 
 
 def about(**settings: Any) -> dict[str, Any]:
-    return machine.describe() | settings
+    return machine.describe() | {"commit": commit()} | settings
+
+
+def commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -28,10 +28,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import hosts
 import measuring
 import zcomm
 from measuring import LOOPBACK, Checked
+from zcomm.cli import hosts
+from zcomm.cli.collective_rows import median_ratio
+from zcomm.cli.collective_tasks import digest
 
 PLAIN, NOTHING = "plain DDP", "nothing"
 WIDTH, LAYERS = 512, 8
@@ -87,7 +89,7 @@ class Training:
         self.optimizer.zero_grad()
 
     def digest(self) -> int:
-        return sum(measuring.digest(parameter.detach()) for parameter in self.ddp.parameters())
+        return sum(digest(parameter.detach()) for parameter in self.ddp.parameters())
 
     def stats(self) -> dict[str, float]:
         if self.handle is None:
@@ -193,7 +195,7 @@ def rows_of(by_rank: list[dict[str, Outcome]], link: str) -> Iterator[Row]:
             ranks=len(by_rank),
             link=link,
             ms=1e3 * statistics.median(slowest[way]),
-            speedup=measuring.median_ratio(slowest[PLAIN], slowest[way]),
+            speedup=median_ratio(slowest[PLAIN], slowest[way]),
             exposed_ms=1e3 * exposed[way],
             # Not by rounds: a difference can be close to 0 in one of them.
             exposed_share=exposed[way] / exposed[PLAIN],

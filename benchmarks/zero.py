@@ -28,12 +28,13 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import AdamW, Optimizer
 
-import hosts
 import measuring
 import training_step
 import zcomm
 from measuring import LOOPBACK, Checked
 from training_step import BUCKET_CAP_MB, WARM_UP_STEPS, Training, Turn, stack_and_batch, take_turn
+from zcomm.cli import hosts
+from zcomm.cli.collective_rows import median_ratio
 
 BASELINE, TORCH_ZERO = "DDP + AdamW", "ZeroRedundancyOptimizer"
 CODECS = ("none", "lm4", "lm4+lm4", "int8+int8")  # of gradients, and of parameters if not exact
@@ -131,8 +132,8 @@ def rows_of(by_rank: list[dict[str, Outcome]], link: str) -> Iterator[Row]:
             ranks=len(by_rank),
             link=link,
             ms=1e3 * statistics.median(slowest[way]),
-            speedup=measuring.median_ratio(slowest[BASELINE], slowest[way]),
-            speedup_of_zero=measuring.median_ratio(slowest[TORCH_ZERO], slowest[way]),
+            speedup=median_ratio(slowest[BASELINE], slowest[way]),
+            speedup_of_zero=median_ratio(slowest[TORCH_ZERO], slowest[way]),
             sent_mb=training_step.sent_mb(turns[way]),
             state_first=state[0],
             state_peak=max(state),

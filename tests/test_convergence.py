@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import convergence
-import gpt
 from convergence import FP32, Run
 from ranks import run_ranks
+from zcomm.cli import gpt
 
 STEPS = 60
 WINDOWS = 256  # held out

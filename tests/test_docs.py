@@ -1,22 +1,38 @@
-"""The Python in the documentation runs: plain blocks here, those marked ranks=2 under torchrun."""
+"""The documentation is true: its Python runs, its commands exist, its links lead somewhere.
+
+Plain blocks run here, one process for a page; those marked ranks=2 under torchrun, one for a page.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from zcomm.cli import make_parser
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
+README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
+PAGES = (README, *sorted(ROOT.glob("docs/*.md")))
+PYTHON, RANKS, DIFF = "python", "python ranks=2", "diff ranks=2"
 
 
 def blocks(page: Path, mark: str) -> list[str]:
     fence = re.compile(rf"^```{mark}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     return fence.findall(page.read_text())
+
+
+def pages_with(mark: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page, mark)]
+
+
+def page_name(page: object) -> str:
+    return page.name if isinstance(page, Path) else str(page)
 
 
 def run(command: list[str], folder: Path) -> None:
@@ -31,37 +47,88 @@ def torchrun(script: Path) -> None:
     run([sys.executable, "-P", "-m", "torch.distributed.run", *options, str(script)], script.parent)
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if blocks(p, "python")], ids=lambda path: path.name
-)
+# Code.
+
+
+@pytest.mark.parametrize("page", [README, GUIDE], ids=page_name)
+def test_every_block_is_of_a_kind_that_is_run(page: Path) -> None:
+    fences = re.findall(r"^\s*```(.*)$", page.read_text(), re.MULTILINE)
+    assert set(fences[::2]) <= {PYTHON, RANKS, DIFF}
+    assert set(fences[1::2]) == {""}
+
+
+@pytest.mark.parametrize("page", pages_with(PYTHON), ids=page_name)
 def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}.py"
-    script.write_text("\n".join(blocks(page, "python")))
-    run([sys.executable, "-I", str(script)], tmp_path)
+    script.write_text("\n".join(blocks(page, PYTHON)))
+    run([sys.executable, "-P", str(script)], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if blocks(p, "python ranks=2")], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("page", pages_with(RANKS), ids=page_name)
 def test_blocks_for_ranks_run_in_order(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}.py"
-    script.write_text("\n".join(blocks(page, "python ranks=2")))
+    script.write_text("\n".join(blocks(page, RANKS)))
     torchrun(script)
 
 
-DIFFS = blocks(ROOT / "README.md", "diff ranks=2")
+DIFFS = [(page, i, diff) for page in PAGES for i, diff in enumerate(blocks(page, DIFF))]
 
 
 def test_the_diffs_are_short() -> None:
-    changes = [[x[0] for x in diff.splitlines() if x.startswith(("+", "-"))] for diff in DIFFS]
+    diffs = blocks(README, DIFF)
+    changes = [[x[0] for x in diff.splitlines() if x.startswith(("+", "-"))] for diff in diffs]
     assert [(signs.count("+"), signs.count("-")) for signs in changes] == [(2, 0), (3, 2)]
 
 
 @pytest.mark.parametrize("dropped", ["+", "-"], ids=["before", "after"])
-@pytest.mark.parametrize("diff", DIFFS, ids=["compress", "ZeroOptimizer"])
+@pytest.mark.parametrize("diff", [d for *_, d in DIFFS], ids=[f"{p.stem}-{i}" for p, i, _ in DIFFS])
 def test_quick_starts_run_as_written(diff: str, dropped: str, tmp_path: Path) -> None:
     lines = diff.splitlines()
     assert all(line[:1] in ("", " ", "+", "-") for line in lines)
     script = tmp_path / "train.py"
     script.write_text("\n".join(line[1:] for line in lines if not line.startswith(dropped)))
     torchrun(script)
+
+
+# Commands: those in lines of their own are whole, those inside a sentence may leave options out.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_can_be_typed(page: Path) -> None:
+    for line in re.findall(r"^    (?:\$ )?zcomm (.*)$", page.read_text(), re.MULTILINE):
+        make_parser().parse_args(shlex.split(line, comments=True))  # or it ends the process
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_in_sentences_have_known_options(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed in re.findall(r"`zcomm ([^`]+)`", page.read_text()):
+        command, *words = shlex.split(typed)
+        with pytest.raises(SystemExit) as ended:
+            make_parser().parse_args([command, "--help"])
+        assert ended.value.code == 0, typed
+        known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+        assert {word for word in words if word.startswith("--")} <= known, typed
+
+
+# Links.
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks/README.md"], ids=page_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", without_code(page)):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"

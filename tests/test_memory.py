@@ -12,8 +12,8 @@ from torch import nn
 
 import zcomm
 from memory_training import Case, Layers, build_counter, measure
-from ranks import World
 from zcomm import _core
+from zcomm.cli.ranks import World
 
 WITHIN = 0.02
 GB = 10**9

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -46,23 +47,91 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
         f"zcomm-{zcomm.__version__}.dist-info",
     }
     packaged = {
-        name
-        for name in names
-        if name.startswith("zcomm/") and name.endswith((".py", ".pyi", ".typed"))
+        name for name in names if name.startswith("zcomm/") and not name.endswith((".so", "/"))
     }
     assert packaged == {
         str(path.relative_to(ROOT))
-        for suffix in ("py", "pyi", "typed")
-        for path in ROOT.glob(f"zcomm/**/*.{suffix}")
+        for path in ROOT.glob("zcomm/**/*")
+        if path.is_file() and path.suffix not in (".pyc", ".so")
     }
-    assert "zcomm/py.typed" in packaged
+    assert {"zcomm/py.typed", "zcomm/vectors/vectors.json"} <= packaged
+
+
+@needs_wheel
+def test_the_wheel_has_the_tag_that_auditwheel_finds() -> None:
+    assert WHEEL is not None
+    tag = re.search(r"-(manylinux_2_\d+_\w+|musllinux_1_\d+_\w+)\.whl$", WHEEL)
+    assert tag is not None, WHEEL
+    shown = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", str(ROOT / WHEEL)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert f'following platform tag: "{tag[1]}"' in " ".join(shown.split())
 
 
 def test_metadata() -> None:
     metadata = importlib.metadata.metadata("zcomm")
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert metadata.get_all("Requires-Dist") == ["torch>=2.6"]
+    needed = metadata.get_all("Requires-Dist") or []
+    assert [line for line in needed if "extra ==" not in line] == ["torch>=2.6"]
+    assert set(metadata.get_all("Provides-Extra") or []) == {"bench", "cuda", "triton", "dev"}
+
+
+def test_every_tool_of_dev_is_pinned() -> None:
+    needed = importlib.metadata.requires("zcomm") or []
+    tools = {line.split(";")[0].strip() for line in needed if 'extra == "dev"' in line}
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    pinned = {line.split("==")[0] for line in lines if not line.startswith("#")}
+    assert pinned == tools | {"torch"}
+
+
+@pytest.fixture(scope="module")
+def clean_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a new environment with the wheel; torch is lent, nothing is downloaded."""
+    assert WHEEL is not None
+    folder = tmp_path_factory.mktemp("clean") / "venv"
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(ROOT / WHEEL)]
+    subprocess.run(install, check=True)
+    site_packages = next(folder.glob("lib/python*/site-packages"))
+    # Behind the environment's own: its zcomm comes first.
+    (site_packages / "lent.pth").write_text(sysconfig.get_paths()["platlib"] + "\n")
+    return python
+
+
+@needs_wheel
+def test_the_wheel_passes_doctor_in_a_clean_environment(clean_python: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "COLUMNS": "200"}
+    env.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [clean_python.parent / "zcomm", "doctor"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("\nready\n")
+    assert f"in {clean_python.parent.parent}" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+# Against the installed wheel: annotations that only the source tree's settings accept do not count.
+@needs_wheel
+def test_a_users_script_is_clean_under_mypy_strict(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text((ROOT / "tests" / "typed_training.py").read_text())
+    # The version and the cache of `make lint`: torch's own modules take most of a minute, once.
+    options = ["--strict", "--config-file=", "--python-version=3.10"]
+    cache = f"--cache-dir={ROOT / '.mypy_cache'}"
+    command = [sys.executable, "-m", "mypy", *options, cache, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_versions_agree() -> None:

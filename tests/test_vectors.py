@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from contract_data import NAMES
 from kernel_sets import KERNEL_SETS
-from vectors import make
-from zcomm import codec
+from zcomm import codec, vectors
 
-FILE = json.loads(make.PATH.read_text())
+ROOT = Path(__file__).resolve().parent.parent
+FILE = vectors.load()
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 @pytest.mark.parametrize("vector", FILE["vectors"], ids=lambda v: f"{v['codec']}-{v['n']}")
-def test_vector(vector: dict[str, str], kernels: str) -> None:
-    c, n = codec(vector["codec"]), int(vector["n"])
-    given = FILE["inputs"][str(n)]
-    grad, residual = make.values(given["input"]), make.values(given["residual"])
-    factor = make.values(FILE["prescale"]).item()
-    wire = c.encode(grad, residual, prescale=factor, kernels=kernels)
-    assert bytes(wire.tolist()).hex() == vector["wire"]
-    assert make.words(residual) == vector["residual"]
+def test_vector(vector: dict[str, Any], kernels: str) -> None:
+    spec, n = vector["codec"], vector["n"]
+    assert vectors.made(spec, FILE["inputs"][str(n)], FILE["prescale"], kernels) == vector
     checked_in = torch.tensor(list(bytes.fromhex(vector["wire"])), dtype=torch.uint8)
-    assert make.words(c.decode(checked_in, n, kernels=kernels)) == vector["decoded"]
+    assert vectors.words(codec(spec).decode(checked_in, n, kernels=kernels)) == vector["decoded"]
+
+
+@pytest.mark.parametrize("part", ["wire", "residual", "decoded"])
+def test_one_changed_bit_is_a_difference(part: str) -> None:
+    assert vectors.differences(FILE, "cpu:scalar") == []
+    changed = copy.deepcopy(FILE)
+    text = changed["vectors"][7][part]
+    changed["vectors"][7][part] = f"{int(text[0], 16) ^ 1:x}" + text[1:]
+    assert vectors.differences(changed, "cpu:scalar") == [f"int8 of 131 elements: {part}"]
 
 
 def test_every_codec_has_vectors() -> None:
@@ -34,4 +42,8 @@ def test_every_codec_has_vectors() -> None:
 
 
 def test_file_is_what_the_reference_makes() -> None:
-    assert make.text() == make.PATH.read_text()
+    script = ROOT / "tools" / "make_vectors.py"
+    done = subprocess.run(
+        [sys.executable, "-P", str(script), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

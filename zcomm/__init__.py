@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zcomm import monitor
 from zcomm.api import ZeroOptimizer, compress
 from zcomm.checkpoint import load_checkpoint, save_checkpoint
 from zcomm.codecs import Codec, codec
@@ -40,6 +41,7 @@ __all__ = [
     "compress",
     "hook",
     "load_checkpoint",
+    "monitor",
     "plan",
     "reduce_scatter",
     "save_checkpoint",

@@ -18,10 +18,11 @@ from zcomm.buckets import Buckets, Part, Sink
 from zcomm.chunks import Item, make_chunks
 from zcomm.engine import Engine
 from zcomm.job import Job
+from zcomm.observers import Observers
 from zcomm.parameters import trainable
 from zcomm.settings import PLAIN, Settings, expect_same
 from zcomm.sharding import even_bounds
-from zcomm.steps import Counters
+from zcomm.steps import Counters, Range
 from zcomm.transport import Transport, exchange, group_timeout_s, member_of
 
 _STATE_VERSION = 1
@@ -65,13 +66,15 @@ class Compressor:
     ) -> None:
         self.settings = settings
         self._scaler = scaler
-        self._ddp = weakref.ref(ddp)
+        self.ddp = weakref.ref(ddp)
         self.group = ddp.process_group
         self.rank, self.world_size = member_of(self.group, "zcomm")
         self.buckets = Buckets(
             trainable(ddp), settings, self.rank, self.world_size, scaler is not None
         )
         self.feedback = self.buckets.feedback
+        self.observers = Observers()
+        self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
         self.step = 0
         self.engine = self._meet(ddp.process_group, compared or {})
         self.scale = 1.0
@@ -102,13 +105,15 @@ class Compressor:
         buffer: Tensor = bucket.buffer()
         arguments.expect_tensor(buffer, "bucket")
         future: Any = torch.futures.Future()
-        if bucket.index() == 0:
-            self._begin_step()
-        self._submit(bucket, buffer, future)
+        with Range("zcomm::hook"):
+            if bucket.index() == 0:
+                self._begin_step()
+            self._submit(bucket, buffer, future)
         if bucket.is_last() and not _at_end_of_backward(self._before_ddp_is_done):
             # A rank that has joined (torch's Join) plays its part outside of backward().
             self._end_step()
             self.raise_failure()
+            self.observers.raise_failure()
         return future
 
     def _begin_step(self) -> None:
@@ -122,6 +127,7 @@ class Compressor:
         # First of all: it drops the local gradients.
         accumulate = self.sink is not None and self.sink.take(self.buckets.sunk_names(bucket))
         parts = self.buckets.parts(bucket, buffer, self.step)
+        self.observers.take_bucket(bucket.index(), parts, buffer)
         left = [part.name for part in parts]
 
         def finish(error: BaseException | None) -> None:
@@ -166,10 +172,11 @@ class Compressor:
     def _before_ddp_is_done(self) -> None:
         """The end of backward(), before DDP takes the results."""
         started = perf_counter()
-        self._wait()
+        with Range("zcomm::exposed"):
+            self._wait()
         self._exposed_s += perf_counter() - started
         self._end_step()
-        if self.failed or self.sink is not None:
+        if self.failed or self.observers.failed or self.sink is not None:
             # DDP must come to its end first, or it would be broken; then the error is raised.
             _at_end_of_backward(self._after_ddp_is_done)
 
@@ -177,6 +184,7 @@ class Compressor:
         if self.sink is not None:
             self.sink.end_backward()
         self.raise_failure()
+        self.observers.raise_failure()
 
     def _wait(self) -> None:
         """Until the engine has completed all buckets, or failed."""
@@ -195,6 +203,7 @@ class Compressor:
             self.feedback.flip()
         self.step += 1
         self.buckets.end_step()
+        self.observers.end_step()
 
     def close(self) -> None:
         """Ends the engine: no bucket can be reduced any more."""
@@ -242,7 +251,7 @@ class Compressor:
             self.scale = scale
 
     def _expect_whole_world(self) -> None:
-        ddp = self._ddp()
+        ddp = self.ddp()
         if self.sink is not None and getattr(getattr(ddp, "_join_config", None), "enable", False):
             raise ValueError(
                 f"rank {self.rank}: expected training without Join, got ZeroOptimizer inside of "

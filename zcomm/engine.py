@@ -24,7 +24,7 @@ from time import perf_counter
 import torch
 
 from zcomm.job import Check, Flight, Job, Slot
-from zcomm.steps import Exchange, Steps
+from zcomm.steps import Exchange, Range, Steps
 from zcomm.transport import Channel, Transport
 
 # Chunks under way: one is encoded while others are on the network, in either hop.
@@ -141,7 +141,7 @@ class Engine:
         for submissions: SimpleQueue.get with a short timeout may wait for ever in Python 3.11.)
         """
         started, polled = perf_counter(), 0.0
-        with self.counters.time("wait_s"):
+        with self.counters.time("wait_s", "wait"):
             while self._submitted.empty() and self._next_step() is None:
                 waited = perf_counter() - started
                 if waited > polled + _PEER_POLL_S:
@@ -207,7 +207,8 @@ class Engine:
 
     def _issue(self, channel: Channel, exchange: Exchange, flight: Flight) -> None:
         self.counters.wire_bytes += exchange.send.numel()
-        flight.work = channel.all_to_all(*exchange)
+        with Range("zcomm::send"):  # until it is on its way
+            flight.work = channel.all_to_all(*exchange)
 
     def _chunk_done(self, flight: Flight) -> None:
         self._free.append(flight.slot)

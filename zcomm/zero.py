@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from zcomm.parameter_gather import Gathers, difference_codec, needs_master
 from zcomm.settings import Settings
 from zcomm.sharded_gradient import ShardedGradient
 from zcomm.shards import AroundForward, GradientShards, Shard
+from zcomm.steps import Range
 from zcomm.zero_gradients import agree, gather_run, global_norm
 
 
@@ -69,6 +70,7 @@ class ShardedOptimizer(Optimizer):
     def attach(self, compressor: Compressor, ddp: DistributedDataParallel) -> None:
         """Takes its shards of the parameters; from now on the hook brings the gradients."""
         self.compressor = compressor
+        compressor.optimizer = ref(self)
         self.gradients: GradientShards = GradientShards(
             WeakMethod(self._unscale), ddp.gradient_as_bucket_view
         )
@@ -220,7 +222,8 @@ class ShardedOptimizer(Optimizer):
 
     def _gather_parameters(self, what: str, note: str = "", exact: bool = False) -> None:
         shards = self.shards.values()
-        self._gathers.run(shards, what, note, exact)
+        with Range("zcomm::gather_parameters"):
+            self._gathers.run(shards, what, note, exact)
         increment_version([shard.parameter for shard in shards])
         for shard in shards:
             shard.shared = None

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <mutex>
 #include <thread>
 
@@ -50,6 +49,21 @@ struct Job {
   }
 };
 
+// std::condition_variable's wait() needs GCC 12's C++ library, this one none: the wheel can have an
+// older manylinux tag.
+class Condition {
+ public:
+  template <class Ready>
+  void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
+    while (!ready()) pthread_cond_wait(&condition_, lock.mutex()->native_handle());
+  }
+  void notify_one() { pthread_cond_signal(&condition_); }
+  void notify_all() { pthread_cond_broadcast(&condition_); }
+
+ private:
+  pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
+};
+
 class Pool {
  public:
   // False if another call has the threads.
@@ -91,7 +105,7 @@ class Pool {
   }
 
   std::mutex busy_, mutex_;
-  std::condition_variable wake_, done_;
+  Condition wake_, done_;
   Job* job_ = nullptr;
   int started_ = 0, helpers_ = 0, unfinished_ = 0;
   std::size_t generation_ = 0;

@@ -1,6 +1,6 @@
-"""The process of one rank, started or forked by ranks.py: answers calls until its pipe is closed.
+"""The process of one rank, started by ranks.py: answers calls until its pipe is closed.
 
-Usage: python -P rank_process.py PARENT PIPE RANK WORLD_SIZE FOLDER GROUP_TIMEOUT_S
+Usage: python -P -m zcomm.cli.rank_process PARENT PIPE RANK WORLD_SIZE FOLDER GROUP_TIMEOUT_S
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,14 +29,6 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit("the parent is gone")
-
-
-def forked(env: dict[str, str], pipe: Connection, *args: Any) -> None:
-    """A rank in a fork of the fork server, which ends with the process that started it."""
-    os.setsid()  # Ctrl-C is for the parent, which ends its ranks
-    end_with_parent(os.getppid())
-    os.environ.update(env)
-    be_a_rank(pipe, *args)
 
 
 def load_module(file: str, name: str) -> ModuleType:
@@ -78,7 +69,7 @@ def be_a_rank(pipe: Connection, rank: int, world_size: int, folder: str, timeout
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(f"{folder}/store", world_size),
+        store=dist.FileStore(f"{folder}/store", world_size),  # type: ignore[attr-defined]
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),

@@ -1,4 +1,4 @@
-"""Ranks for the benchmarks: all on loopback, or each on a host of its own behind a slow link.
+"""Local ranks: all on loopback, or each on a host of its own behind a slow link.
 
 A host is a network namespace with one interface, `eth0`. The other end of its link is a port of a
 bridge, in one more namespace. Both ends send at most at the given rate. Nothing is added to the
@@ -19,13 +19,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-
-from ranks import World
+from zcomm.cli.ranks import World
+from zcomm.cli.units import UsageError
 
 INTERFACE = "eth0"
 LOOPBACK = "lo"
@@ -34,6 +33,14 @@ ADDRESS = "198.18.0.{}/15"
 # The burst holds a few of the packets of up to 64 KiB that TCP hands over.
 SHAPE = "burst 256kb latency 100ms"
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class NoHosts(UsageError):
+    """Hosts are not possible here; the message says why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"hosts of their own are not possible here: {why}")
+        self.why = why
 
 
 def run(
@@ -67,14 +74,6 @@ def sent_bytes() -> float:
     interface = os.environ["GLOO_SOCKET_IFNAME"]
     sent = int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
     return sent / dist.get_world_size() if interface == LOOPBACK else sent
-
-
-def bits_per_s(rate: str) -> float:
-    """tc's number: `1gbit` is 1e9."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", rate.lower())
-    if not found:
-        raise ValueError(f"expected a rate such as 1gbit or 500mbit, got {rate!r}")
-    return float(found[1]) * 1000.0 ** " kmg".index(found[2] or " ")
 
 
 @contextlib.contextmanager
@@ -150,9 +149,9 @@ def undisturbed() -> Iterator[None]:
 def require_tools() -> None:
     missing = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
     if missing:
-        give_up(f"{' and '.join(missing)} not found (Debian: apt-get install iproute2)")
+        raise NoHosts(f"{' and '.join(missing)} not found (Debian: apt-get install iproute2)")
     if os.geteuid() != 0:
-        give_up("network namespaces need root")
+        raise NoHosts("network namespaces need root")
 
 
 def ip(arguments: str) -> str:
@@ -162,10 +161,5 @@ def ip(arguments: str) -> str:
 def command(line: str) -> str:
     done = subprocess.run(line.split(), capture_output=True, text=True)
     if done.returncode:
-        give_up(f"`{line}` failed: {done.stderr.strip() or done.returncode}")
+        raise NoHosts(f"`{line}` failed: {done.stderr.strip() or done.returncode}")
     return done.stdout
-
-
-def give_up(why: str) -> NoReturn:
-    print(f"--hosts is not possible here: {why}", file=sys.stderr)
-    sys.exit(2)

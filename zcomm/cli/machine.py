@@ -1,11 +1,10 @@
-"""Where a benchmark ran: part of every JSON file."""
+"""Where something was measured: part of every report."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-import subprocess
 from pathlib import Path
 
 import torch
@@ -25,14 +24,6 @@ def cpu_model() -> str:
     return found[1] if found else platform.processor()
 
 
-def commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def describe() -> dict[str, object]:
     return {
         "machine": platform.machine(),
@@ -41,5 +32,4 @@ def describe() -> dict[str, object]:
         "isa": os.environ.get("ZCOMM_CPU_ISA") or cpu_isas()[-1],
         "torch": torch.__version__,
         "zcomm": zcomm.__version__,
-        "commit": commit(),
     }

@@ -75,7 +75,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
-        return self.out(y.transpose(1, 2).flatten(2))
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
 
 
 class Block(nn.Module):
@@ -89,7 +90,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        out: Tensor = x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        return out
 
 
 class GPT(nn.Module):

@@ -1,0 +1,57 @@
+"""The command `zcomm`: what it can do, on the user's own machine."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from types import ModuleType
+
+import zcomm
+from zcomm.cli import bench, demo, doctor, plan
+from zcomm.cli.units import UsageError
+
+# Each has HELP, add_arguments(parser) and run(args), which gives the exit code.
+COMMANDS: dict[str, ModuleType] = {"demo": demo, "bench": bench, "plan": plan, "doctor": doctor}
+
+
+class Paragraphs(argparse.RawDescriptionHelpFormatter):
+    """Fills the paragraphs of a module's docstring; indented ones, which are commands, stay."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(p if p.startswith(" ") else textwrap.fill(p, width) for p in parts)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a locale without × and µ
+    args = make_parser().parse_args(argv)
+    try:
+        return int(COMMANDS[args.command].run(args))
+    except UsageError as error:
+        print(f"zcomm {args.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `zcomm doctor | head -1`; Python would complain at exit again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print(f"zcomm {args.command}: stopped", file=sys.stderr)
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zcomm", description="Compressed gradient communication for PyTorch training."
+    )
+    parser.add_argument("--version", action="version", version=f"zcomm {zcomm.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        command.formatter_class = Paragraphs
+        module.add_arguments(command)
+    return parser

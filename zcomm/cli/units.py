@@ -1,0 +1,65 @@
+"""Numbers as people type and read them: 64K, 1gbit, 7e9, 1.2 GB."""
+
+from __future__ import annotations
+
+import re
+
+_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+
+
+class UsageError(ValueError):
+    """What the user typed cannot be done. The message is a sentence: expected, got, remedy."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes: 1000, 64K, 256M, 1G; powers of 1024, as in nccl-tests."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found or float(found[1]) <= 0:
+        raise UsageError(f"expected a size such as 64K, 16M or 1G, got {text!r}")
+    return int(float(found[1]) * _BINARY[found[2].upper()])
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second, in the words of tc: 1gbit is 1e9."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit|bit/s|bps)", text.strip().lower())
+    if not found or float(found[1]) <= 0:
+        raise UsageError(f"expected a rate such as 1gbit or 500mbit, got {text!r}")
+    return float(found[1]) * _DECIMAL[found[2]]
+
+
+def parse_count(text: str) -> int:
+    """A number of things: 25_000_000, 7e9, 7B, 350M."""
+    found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", text.strip().lower())
+    number = float(found[1].replace("_", "")) * _DECIMAL[found[2]] if found else 0.0
+    if number < 1:
+        raise UsageError(f"expected a number such as 7e9, 7B or 350M, got {text!r}")
+    return round(number)
+
+
+def show_bytes(nbytes: float) -> str:
+    """Three digits, powers of 1000: 101 MB, 6.71 GB."""
+    return _show(nbytes, "B")
+
+
+def show_rate(bytes_per_s: float) -> str:
+    return _show(bytes_per_s, "B/s")
+
+
+def _show(value: float, unit: str) -> str:
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5 or prefix == "T":
+            break
+        value /= 1000
+    digits = 0 if not prefix or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {prefix}{unit}"
+
+
+def show_seconds(s: float) -> str:
+    """Three digits: 12.3 µs, 364 ms, 2.10 s."""
+    for scale, unit in ((1e-6, "µs"), (1e-3, "ms"), (1.0, "s")):
+        if abs(s) < 999.5 * scale or unit == "s":
+            break
+    value = s / scale
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
