@@ -31,6 +31,7 @@ from torch import Tensor
 import measuring
 import zcomm
 from zcomm.cli import machine
+from zcomm.cli.collective_rows import median_ratio
 
 # The floors that --check holds: rows (a regular expression for the whole name) and the least value.
 BARS = (
@@ -201,10 +202,6 @@ def measure(tasks: dict[str, Task], memcpy: Memcpy, rounds: int) -> Times:
             before = seconds(memcpy.one, threads=1)
             times[name].append((before, task.part * seconds(task.run, task.threads)))
     return {name: pairs[1:] for name, pairs in times.items()}
-
-
-def median_ratio(over: list[float], under: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(over, under))
 
 
 def result(row: Row, tasks: dict[str, Task], times: Times, n: int) -> Result:

@@ -1,6 +1,7 @@
 """What monitors cost: a training step with and without one, in turns.
 
-The model, the data and the turns of training_step.py; lm4, without and with feedback. The rows:
+The model, the data and the turns of training_step.py; each codec as by default, and with
+feedback. The rows:
 
     nothing   no monitor
     totals    bytes, times and memory, every 10 steps, as by default
@@ -13,8 +14,8 @@ Scalars go to tensorboard, if it is there. So a monitor costs, of a step,
 The first term is taken with a clock: no comparison of steps would show so little time. The second
 is the median of the rounds' own ratios.
 
-Usage: python benchmarks/monitor_cost.py [--hosts 2 --rate 1gbit] [--rounds R] [--steps S] [--check]
-       [--json F]
+Usage: python benchmarks/monitor_cost.py [--hosts 2 --rate 1gbit] [--codecs lm4] [--rounds R]
+       [--steps S] [--check] [--json F]
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from zcomm.cli import hosts
 from zcomm.cli.collective_rows import median_ratio
 
 NOTHING, TOTALS, LAYERS = "nothing", "totals", "layers"
-FEEDBACKS = (False, True)
+FEEDBACKS = {"": None, " with feedback": True}
 EVERY, LAYERS_EVERY = 10, 100  # the defaults
 MOST = 0.01
 
@@ -90,10 +91,11 @@ def writer(folder: str) -> Any:
     return SummaryWriter(folder)
 
 
-def training_of(way: str, feedback: bool, rank: int, folder: str) -> tuple[Training, Clocked]:
+def training_of(way: str, codec: str, rank: int, folder: str) -> tuple[Training, Clocked]:
     model, batch = stack_and_batch(rank)
     ddp = DDP(model, bucket_cap_mb=BUCKET_CAP_MB)
-    handle = zcomm.compress(ddp, "lm4", feedback=feedback)
+    spec, _, words = codec.partition(" ")
+    handle = zcomm.compress(ddp, spec, feedback=FEEDBACKS[f" {words}" if words else ""])
     training = Training(ddp, AdamW(model.parameters(), lr=1e-4, fused=True), batch, handle)
     every = {"layers_every": 1} if way == LAYERS else {"layers_every": None}
     to = None if way == NOTHING else writer(folder)
@@ -108,13 +110,11 @@ class Outcome(NamedTuple):
     digest: int
 
 
-def measure(
-    rank: int, world_size: int, feedback: bool, rounds: int, steps: int
-) -> dict[str, Outcome]:
+def measure(rank: int, world_size: int, codec: str, rounds: int, steps: int) -> dict[str, Outcome]:
     """Runs on every rank; all ranks have monitors."""
     with tempfile.TemporaryDirectory() as folder:
         ways = (NOTHING, TOTALS, LAYERS)
-        rows = {way: training_of(way, feedback, rank, folder) for way in ways}
+        rows = {way: training_of(way, codec, rank, folder) for way in ways}
         for training, _ in rows.values():
             take_turn(training, WARM_UP_STEPS)
         turns = [{way: take_turn(rows[way][0], steps).s for way in ways} for _ in range(rounds)]
@@ -130,7 +130,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Row:
-    feedback: bool
+    codec: str
     ranks: int
     link: str
     ms: float  # a step without a monitor
@@ -145,12 +145,12 @@ class Row:
         return self.totals_inside + max(self.layers - 1, 0.0) / LAYERS_EVERY
 
 
-def row_of(by_rank: list[dict[str, Outcome]], feedback: bool, link: str) -> Row:
+def row_of(by_rank: list[dict[str, Outcome]], codec: str, link: str) -> Row:
     slowest = {way: [max(s) for s in zip(*(one[way].s for one in by_rank))] for way in by_rank[0]}
     inside = {way: max(one[way].inside_s for one in by_rank) for way in (TOTALS, LAYERS)}
     s = statistics.median(slowest[NOTHING])
     return Row(
-        feedback=feedback,
+        codec=codec,
         ranks=len(by_rank),
         link=link,
         ms=1e3 * s,
@@ -163,19 +163,17 @@ def row_of(by_rank: list[dict[str, Outcome]], feedback: bool, link: str) -> Row:
 
 
 def checked(row: Row) -> Iterator[Checked]:
-    name = f"lm4{' with feedback' * row.feedback}, {row.ranks} ranks, {row.link}"
+    name = f"{row.codec}, {row.ranks} ranks, {row.link}"
     yield Checked(f"{name}: a monitor's share of a step", row.cost, MOST, most=True)
     if not row.bits_agree:
         yield Checked(f"{name}: the same bits with and without", 0, 1)
 
 
 def print_rows(rows: list[Row]) -> None:
-    print(f"{'feedback':9} {'ms':>8} {'totals':>7} {'inside':>9} {'layers':>7} {'inside':>9}")
+    print(f"{'':20} {'ms':>8} {'totals':>7} {'inside':>9} {'layers':>7} {'inside':>9}")
     for row in rows:
         totals = f"{row.totals:7.3f} {row.totals_inside:9.5f}"
-        print(
-            f"{row.feedback!s:9} {row.ms:8.1f} {totals} {row.layers:7.3f} {row.layers_inside:9.5f}"
-        )
+        print(f"{row.codec:20} {row.ms:8.1f} {totals} {row.layers:7.3f} {row.layers_inside:9.5f}")
 
 
 def parse() -> argparse.Namespace:
@@ -183,7 +181,7 @@ def parse() -> argparse.Namespace:
         description="Training steps with and without monitors, as ratios measured in one run."
     )
     training_step.add_options(parser)
-    measuring.add_options(parser, rounds=20)
+    measuring.add_options(parser, rounds=20, codecs=("lm4",))
     args = parser.parse_args()
     measuring.check_link(parser, args)
     return args
@@ -194,12 +192,10 @@ def main() -> int:
     ranks, link, where = measuring.place(args)
     about = measuring.about(link=link, ranks=ranks, rounds=args.rounds, steps=args.steps)
     measuring.print_about(about)
-    rows = [
-        row_of(
-            hosts.run(ranks, measure, feedback, args.rounds, args.steps, **where), feedback, link
-        )
-        for feedback in FEEDBACKS
-    ]
+    rows = []
+    for codec in (f"{spec}{words}" for spec in args.codecs for words in FEEDBACKS):
+        by_rank = hosts.run(ranks, measure, codec, args.rounds, args.steps, **where)
+        rows.append(row_of(by_rank, codec, link))
     print_rows(rows)
     return measuring.finish(args, about, rows, [one for row in rows for one in checked(row)])
 

@@ -49,7 +49,7 @@ _M = TypeVar("_M", bound="Monitor")
 
 
 class Monitor(ABC):
-    """Reports a Sample every `every` steps; a subclass says to whom.
+    """Reports a Sample every `every` steps; a subclass says to whom, and calls attach().
 
     Steps whose number is a multiple of `layers_every` have the figures of all layers (None: no
     step has), and are reported too.
