@@ -24,6 +24,7 @@ import pytest
 from browser import chromium
 from ranks import run_ranks
 from zcomm import cli
+from zcomm.cli import demo as demo_command
 from zcomm.cli import demo_report, demo_training, plot
 from zcomm.cli.demo_training import CALIBRATION_STEPS, LEAST_STEPS, WAYS, Outcome, affordable_steps
 from zcomm.cli.progress import Progress, Standing
@@ -48,13 +49,14 @@ class Demo:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        options = ["--loopback", "--steps", str(STEPS), "--json", "d.json", "--svg", "d.svg"]
+        options = ["--steps", str(STEPS), "--json", "d.json", "--svg", "d.svg"]
         process = start(folder, *options)
         self.out, self.err = process.communicate(timeout=240)
         assert process.returncode == 0, self.err
         self.json: dict[str, Any] = json.loads((folder / "d.json").read_text())
         self.ways: list[dict[str, Any]] = self.json["ways"]
         self.page = folder / "zcomm-demo.html"
+        self.on_hosts = "a host of its own" in self.err
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +76,10 @@ def test_all_ways_start_alike_and_learn(demo: Demo) -> None:
 def test_compression_and_sharding_save_what_they_should(demo: Demo) -> None:
     fp32, int8, lm4, zero = demo.ways
     nbytes = 4 * demo_training.parameter_count()
-    # At least: other programs may send on loopback too.
     assert fp32["sent"] >= nbytes
-    for way, least in ((int8, 3.5), (lm4, 6.5), (zero, 6.5)):
-        assert fp32["sent"] / way["sent"] > least
+    if demo.on_hosts:  # on loopback other programs send, too
+        for way, least in ((int8, 3.5), (lm4, 6.5), (zero, 6.5)):
+            assert fp32["sent"] / way["sent"] > least
     assert fp32["optimizer_nbytes"] == int8["optimizer_nbytes"] == pytest.approx(2 * nbytes, 0.001)
     assert zero["optimizer_nbytes"] == pytest.approx(nbytes, rel=0.001)
     assert fp32["speedup"] == 1
@@ -95,8 +97,14 @@ def test_the_table_fits_80_columns_and_has_no_control_codes(demo: Demo) -> None:
 
 
 def test_progress_and_the_link_are_told_on_stderr(demo: Demo) -> None:
-    assert "loopback interface, as asked for" in demo.err
+    assert demo.on_hosts or "loopback interface: hosts of their own are not possible" in demo.err
     assert re.search(rf"^{STEPS}/{STEPS}( +\d\.\d+ +\d+/s){{4}}$", demo.err, re.MULTILINE)
+
+
+def test_loopback_can_be_asked_for() -> None:
+    link = demo_command.link_of(cli.make_parser().parse_args(["demo", "--loopback"]))
+    assert link.rate is None
+    assert "loopback interface, as asked for" in link.words
 
 
 def test_the_report_has_table_plots_machine_and_command(demo: Demo) -> None:
@@ -104,7 +112,7 @@ def test_the_report_has_table_plots_machine_and_command(demo: Demo) -> None:
     assert page.count("<svg") == 3
     for words in ("Loss over steps", "Loss over seconds", "Bytes on the network", "identical"):
         assert words in page
-    assert f"zcomm demo --loopback --steps {STEPS} --json d.json --svg d.svg" in page
+    assert f"zcomm demo --steps {STEPS} --json d.json --svg d.svg" in page
     assert str(demo.json["about"]["cpu"]) in page
     for way in demo.ways:
         assert f"{way['held_out']:.3f}" in page

@@ -158,10 +158,10 @@ class Result:
     def explanation(self) -> str:
         return (
             f"Loss is the mean of the last {min(LAST_STEPS, self.steps)} steps, held-out loss that "
-            "of text which was never trained on; in so short a training they differ by a percent "
-            "or two by chance. A step is the median of all. Bytes are counted at a rank's network "
-            "interface. ZeRO's optimizer state is that of AdamW; beside it a rank keeps fp32 "
-            f"masters of the parameters it owns, {show_bytes(self.master_nbytes())} here."
+            "of text which was never trained on. So short a training shows that all ways learn, "
+            "not which one learns best. A step is the median of all. Bytes are counted at a rank's "
+            "network interface. ZeRO's optimizer state is that of AdamW; beside it a rank keeps "
+            f"fp32 masters of the parameters it owns, {show_bytes(self.master_nbytes())} here."
         )
 
     def master_nbytes(self) -> int:
