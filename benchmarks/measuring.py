@@ -58,10 +58,22 @@ def check_link(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error(str(error))
 
 
-def place(args: argparse.Namespace) -> tuple[int, str, dict[str, Any]]:
-    """Ranks, the link's name, and where hosts.run() starts them."""
-    where = {"hosts": args.hosts, "rate": args.rate}
-    return args.hosts or args.ranks, link(args.rate), where
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    args = parser.parse_args()
+    check_link(parser, args)
+    return args
+
+
+def begin(
+    args: argparse.Namespace, **settings: Any
+) -> tuple[int, str, dict[str, Any], dict[str, Any]]:
+    """Ranks, the link's name, where hosts.run() starts them, and the heading, which it prints."""
+    ranks, where = args.hosts or args.ranks, {"hosts": args.hosts, "rate": args.rate}
+    described = about(
+        link=link(args.rate), ranks=ranks, rounds=args.rounds, steps=args.steps, **settings
+    )
+    print_about(described)
+    return ranks, link(args.rate), where, described
 
 
 def link(rate: str | None) -> str:

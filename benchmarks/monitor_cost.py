@@ -182,16 +182,12 @@ def parse() -> argparse.Namespace:
     )
     training_step.add_options(parser)
     measuring.add_options(parser, rounds=20, codecs=("lm4",))
-    args = parser.parse_args()
-    measuring.check_link(parser, args)
-    return args
+    return measuring.parsed(parser)
 
 
 def main() -> int:
     args = parse()
-    ranks, link, where = measuring.place(args)
-    about = measuring.about(link=link, ranks=ranks, rounds=args.rounds, steps=args.steps)
-    measuring.print_about(about)
+    ranks, link, where, about = measuring.begin(args)
     rows = []
     for codec in (f"{spec}{words}" for spec in args.codecs for words in FEEDBACKS):
         by_rank = hosts.run(ranks, measure, codec, args.rounds, args.steps, **where)

@@ -291,16 +291,12 @@ def parse() -> argparse.Namespace:
     add_options(parser)
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     measuring.add_options(parser, rounds=10)
-    args = parser.parse_args()
-    measuring.check_link(parser, args)
-    return args
+    return measuring.parsed(parser)
 
 
 def main() -> int:
     args = parse()
-    ranks, link, where = measuring.place(args)
-    about = measuring.about(link=link, ranks=ranks, rounds=args.rounds, steps=args.steps)
-    measuring.print_about(about)
+    ranks, link, where, about = measuring.begin(args)
     if args.memory:
         bars = list(rss_checked(where, ranks))
         bars += buffers_checked(hosts.run(ranks, measure_buffers, args.codecs, **where))

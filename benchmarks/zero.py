@@ -234,18 +234,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fused", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--profile", action="store_true", help="print the parts of a step instead")
     measuring.add_options(parser, rounds=10, codecs=CODECS)
-    args = parser.parse_args()
-    measuring.check_link(parser, args)
-    return args
+    return measuring.parsed(parser)
 
 
 def main() -> int:
     args = parse()
-    ranks, link, where = measuring.place(args)
-    about = measuring.about(
-        link=link, ranks=ranks, rounds=args.rounds, steps=args.steps, fused=args.fused
-    )
-    measuring.print_about(about)
+    ranks, link, where, about = measuring.begin(args, fused=args.fused)
     ways = [BASELINE, TORCH_ZERO, *(f"zero {codecs}" for codecs in args.codecs)]
     if args.profile:
         print_parts(hosts.run(ranks, profile, ways, args.fused, args.rounds * args.steps, **where))

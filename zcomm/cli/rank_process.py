@@ -50,7 +50,7 @@ def answer(call: bytes, rank: int, world_size: int) -> bytes:
         file, module, name, args = pickle.loads(call)
         fn = getattr(load_module(file, module), name)
         return pickle.dumps((None, fn(rank, world_size, *pickle.loads(args))))
-    except BaseException:
+    except BaseException:  # SystemExit too: whatever it was, the caller gets it as an error
         return pickle.dumps((traceback.format_exc(), None))
     finally:
         # DDP models are cycles. With their hooks they hold groups, whose threads never quite sleep.
