@@ -3,33 +3,15 @@
 #include <pybind11/stl.h>
 
 #include "cpu/encode.h"
+#include "layout_rows.h"
 
 namespace py = pybind11;
 
 namespace {
 
-using SegmentRow =
-    std::tuple<int, int, std::int64_t, std::int64_t, std::int64_t, int, std::int64_t>;
-using FrameRow = std::tuple<std::int64_t, std::int64_t, int, std::int64_t, std::uint32_t>;
-
 template <class T>
 T* pointer(std::uintptr_t address) {
   return reinterpret_cast<T*>(address);
-}
-
-zcomm::Layout make_layout(const std::vector<SegmentRow>& segments,
-                          const std::vector<FrameRow>& frames) {
-  zcomm::CountedVector<zcomm::Segment> s;
-  s.reserve(segments.size());
-  for (const auto& [codec, log2_block, n, k, offset, frame, body] : segments) {
-    s.push_back({static_cast<std::uint8_t>(codec), log2_block, n, k, offset, frame, body, {}});
-  }
-  zcomm::CountedVector<zcomm::Frame> f;
-  f.reserve(frames.size());
-  for (const auto& [start, nbytes, codec, elements, hash] : frames) {
-    f.push_back({start, nbytes, static_cast<std::uint8_t>(codec), elements, hash});
-  }
-  return {std::move(s), std::move(f)};
 }
 
 const zcomm::Kernels* kernels(int isa) {
@@ -87,7 +69,7 @@ std::vector<std::string> isa_names(Has has) {
 
 PYBIND11_MODULE(_core, m) {
   py::class_<zcomm::Layout>(m, "Layout")
-      .def(py::init(&make_layout), py::arg("segments"), py::arg("frames"));
+      .def(py::init(&zcomm::layout_from_rows), py::arg("segments"), py::arg("frames"));
   m.def("encode", &encode);
   m.def("decode_sum", &decode_sum);
   m.def("allocated_nbytes",

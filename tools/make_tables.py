@@ -90,10 +90,11 @@ def _rows(items: list[str], per_row: int, indent: str) -> str:
 
 def cpp_text() -> str:
     out = [
-        "// Made by tools/make_tables.py; do not edit.\n#pragma once\n\n#include <cstdint>\n\n",
+        "// Made by tools/make_tables.py; do not edit.\n#pragma once\n\n",
+        '#include "codec/float.h"\n\n',
         "namespace zcomm {\n\n",
         "// Bit i % 64 of word i / 64 set: element i of a block changes its sign.\n",
-        f"inline constexpr std::uint64_t kSignWords[{MAX_BLOCK // 64}] = {{\n",
+        f"ZC_TABLE std::uint64_t kSignWords[{MAX_BLOCK // 64}] = {{\n",
         _rows([f"0x{w:016x}ull" for w in sign_words()], 3, "    "),
         "};\n",
     ]
@@ -101,9 +102,9 @@ def cpp_text() -> str:
     out.append(f"inline constexpr float kLmSteps = {STEPS};\n")
     for bits in (4, 3, 2):
         levels, thresholds = level_table(bits), threshold_table(bits)
-        out.append(f"\ninline constexpr float kLm{bits}Levels[{len(levels)}] = {{\n")
+        out.append(f"\nZC_TABLE float kLm{bits}Levels[{len(levels)}] = {{\n")
         out.append(_rows([f"{v!r}f" for v in levels], 6, "    ") + "};\n")
-        out.append(f"inline constexpr signed char kLm{bits}Thresholds[{len(thresholds)}] = {{\n")
+        out.append(f"ZC_TABLE signed char kLm{bits}Thresholds[{len(thresholds)}] = {{\n")
         out.append(_rows([str(t) for t in thresholds], 12, "    ") + "};\n")
     out.append("\n}  // namespace zcomm\n")
     return "".join(out)

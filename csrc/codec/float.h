@@ -4,10 +4,14 @@
 #include <cstdint>
 #include <cstring>
 
+// The formats are written once, for hosts and for devices: files that nvcc compiles hold nothing but
+// device code.
 #if defined(__CUDACC__)
-#define ZC_FN __host__ __device__ inline
+#define ZC_FN __device__ __forceinline__
+#define ZC_TABLE __device__ constexpr
 #else
 #define ZC_FN inline
+#define ZC_TABLE inline constexpr
 #endif
 
 namespace zcomm {

@@ -7,10 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace zcomm {
+#include "codec/types.h"
 
-enum GradType : int { kGradF32, kGradBf16, kGradF16 };
-enum ResidualType : int { kResidualNone, kResidualF32, kResidualBf16, kResidualInt8 };
+namespace zcomm {
 
 // One wire's scales and codes, from the first block of a tile on.
 struct BlockWire {

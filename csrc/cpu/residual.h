@@ -5,8 +5,6 @@
 
 namespace zcomm {
 
-inline constexpr int kPlainResidualLog2Block = 7;  // int8 storage under a codec without blocks
-
 // One segment of one encode call.
 class ResidualTile {
  public:

@@ -1,0 +1,29 @@
+// What a kernel file sees of the device: CUDA's own names, or the emulator's.
+#pragma once
+
+#include "codec/float.h"
+
+#if defined(__CUDACC__)
+// `ctas` of `threads` threads on a multiprocessor at the same time: what bounds a kernel's
+// registers.
+#define ZC_KERNEL(name, Args, threads, ctas)                  \
+  extern "C" __global__ void __launch_bounds__(threads, ctas) \
+      name(const __grid_constant__ Args args)
+#define ZC_DYNAMIC_SHARED(type, name) extern __shared__ type name[]
+#define ZC_UNROLL _Pragma("unroll")
+#define ZC_NO_UNROLL _Pragma("unroll 1")
+#else
+#include "emulator/cuda.h"
+#define ZC_UNROLL
+#define ZC_NO_UNROLL
+#endif
+
+namespace zcomm::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+ZC_FN int lane_index() { return static_cast<int>(threadIdx.x % kWarp); }
+ZC_FN int warp_index() { return static_cast<int>(threadIdx.x / kWarp); }
+
+}  // namespace zcomm::cuda

@@ -1,0 +1,36 @@
+#include "cuda/device_api.h"
+
+#include <cuda_runtime_api.h>
+
+#include <stdexcept>
+
+namespace zcomm::cuda {
+
+void launch(void (*kernel)(const void*), unsigned ctas, unsigned threads, std::size_t shared_nbytes,
+            std::uintptr_t stream, const void* args) {
+  void* parameters[] = {const_cast<void*>(args)};
+  const cudaError_t error =
+      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(ctas), dim3(threads), parameters,
+                       shared_nbytes, reinterpret_cast<cudaStream_t>(stream));
+  if (error != cudaSuccess) {
+    throw std::runtime_error(
+        std::string("zcomm._cuda: expected the device to take a launch, got ") +
+        cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+  }
+}
+
+std::string device_missing() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  cudaGetLastError();  // clears it: torch asks for errors after its own calls
+  if (error == cudaErrorInsufficientDriver || error == cudaErrorStubLibrary) {
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "no CUDA driver";
+    return "the CUDA driver is older than CUDA " + std::to_string(CUDART_VERSION / 1000) +
+           ", which this module was built with; update the driver";
+  }
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) return "no CUDA device";
+  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+}
+
+}  // namespace zcomm::cuda

@@ -1,0 +1,33 @@
+// encode and decode_sum of a whole layout on a stream: launches, and nothing else. No allocation,
+// no synchronisation.
+#pragma once
+
+#include <string>
+
+#include "cuda/plan.h"
+
+namespace zcomm::cuda {
+
+// Addresses are of device memory, but for `wires`.
+struct EncodeCall {
+  const Plan* plan;
+  std::uintptr_t tables, scratch, grad, residual_in, residual_out, wire, stream;
+  int grad_type, residual_type;
+  double prescale;
+  bool checksum, keep_idle;
+};
+struct DecodeCall {
+  const Plan* plan;
+  std::uintptr_t tables, scratch, out, more_wires, fault, stream;
+  std::vector<std::uintptr_t> wires;
+  bool verify;
+};
+
+// Throw std::runtime_error if the device refuses a launch.
+void encode(const EncodeCall& call);
+void decode_sum(const DecodeCall& call);
+
+// Why nothing can be launched here; "" if it can.
+std::string missing();
+
+}  // namespace zcomm::cuda

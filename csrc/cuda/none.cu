@@ -1,0 +1,4 @@
+// none.
+#include "cuda/plain.h"
+
+ZC_PLAIN_KERNELS(none, None)

@@ -1,0 +1,5 @@
+// sign.
+#include "cuda/block_kernels.h"
+#include "cuda/sign.h"
+
+ZC_BLOCK_KERNELS(sign, zcomm::Sign)
