@@ -3,7 +3,7 @@
 PYTHON ?= python3
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 # A file's tests run in one process: they share ranks, which take long to start.
-PYTEST_ARGS ?= -q -n $(JOBS) --maxprocesses 8 --dist loadfile
+PYTEST_ARGS ?= -q -rs -n $(JOBS) --maxprocesses 8 --dist loadfile
 FUZZ_CASES ?= 100000
 
 VENV := .venv
@@ -11,15 +11,40 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 PACKAGE_FILES := $(shell find zcomm -name __pycache__ -prune -o -type f -not -name '*.so' -print)
-NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
+NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o -path csrc/emulator -prune -o -type f -print)
 # Directories too: their times change when a file goes away.
-SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -type d -not -name __pycache__ -print)
-CLANG_FORMAT_FILES := $(shell find csrc \( -name '*.cpp' -o -name '*.h' \) -not -name lm_tables.h)
+SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -path csrc/emulator -prune -o -type d -not -name __pycache__ -print)
+CLANG_FORMAT_FILES := $(shell find csrc \( -name "*.cpp" -o -name "*.h" -o -name "*.cu" \) -not -name lm_tables.h)
 
-.PHONY: test demo wheel bench bench-hosts bench-convergence lint format sanitize avx512-proof clean
+.PHONY: test gpu-proof gpu-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint format sanitize gpu-sanitize avx512-proof clean
 
+# The CUDA kernels' PTX is made into a module for the emulator first, where there is nvcc.
 test: $(VENV)/installed
+	$(BIN)/python tests/emulated.py ptx80
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
+
+# All that can be known about the CUDA kernels without a GPU. See docs/gpu.md.
+GPU_TESTS := tests/test_codec_contract.py tests/test_contract_layouts.py tests/test_hostile_wire.py tests/test_hostile_bodies.py \
+    tests/test_idle.py tests/test_rounding.py tests/test_topk_selection.py tests/test_vectors.py
+GPU_KINDS := ptx80 ptx90 ptx100 source
+comma := ,
+space := $(subst ,, )
+
+gpu-proof: $(VENV)/installed
+	mkdir -p build && $(MAKE) --no-print-directory gpu-proof-steps > build/gpu_proof.txt 2>&1; \
+	    status=$$?; cat build/gpu_proof.txt; exit $$status
+	sed -e 's/ in [0-9.]*s.*$$//' -e '/^make/d' build/gpu_proof.txt > benchmarks/results/gpu_proof.txt
+
+gpu-proof-steps:
+	$(BIN)/python tests/emulated.py $(GPU_KINDS)
+	OMP_NUM_THREADS=1 ZCOMM_EMULATED=$(subst $(space),$(comma),$(GPU_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_emulator.py tests/test_ptx.py tests/test_ptx_nvcc.py tests/test_ptx_refusals.py \
+	    tests/test_gpu_gates.py tests/test_gpu_mutations.py tests/test_device_engine.py tests/test_device_failures.py tests/test_streams.py
+	$(MAKE) --no-print-directory gpu-sanitize
+	$(MAKE) --no-print-directory gpu-report
+
+gpu-report: $(VENV)/installed
+	$(BIN)/python tools/gpu_report.py --check
 
 demo: $(VENV)/installed
 	$(BIN)/zcomm demo $(DEMO_ARGS)
@@ -101,6 +126,30 @@ build/sanitize/native_test build/sanitize/fuzz: build/sanitize/%: build/sanitize
 build/sanitize/%.o: csrc/%.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE_FLAGS) -MMD -c $< -o $@
+
+# The source of the CUDA kernels on the emulator, under the same sanitizers, against the CPU's kernels.
+# They read wires in pieces of other types than they wrote: no strict aliasing.
+GPU_CASES ?= 1000
+GPU_SANITIZE_FLAGS := $(SANITIZE_FLAGS) -fno-strict-aliasing -DZC_EMULATED
+GPU_SOURCES := $(wildcard csrc/cuda/*.cu csrc/emulator/*.cpp) csrc/cuda/plan.cpp csrc/cuda/launch.cpp
+GPU_SANITIZED := $(patsubst csrc/%,build/gpu-sanitize/%.o,$(basename $(GPU_SOURCES)))
+
+gpu-sanitize:
+	$(MAKE) --no-print-directory -j$(JOBS) build/gpu-sanitize/cuda_test
+	build/gpu-sanitize/cuda_test $(GPU_CASES)
+
+build/gpu-sanitize/cuda_test: build/gpu-sanitize/tests/cuda_test.o $(GPU_SANITIZED) $(SANITIZED)
+	$(CXX) $(GPU_SANITIZE_FLAGS) $^ -o $@
+
+build/gpu-sanitize/%.o: csrc/%.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(GPU_SANITIZE_FLAGS) -MMD -c $< -o $@
+
+build/gpu-sanitize/%.o: csrc/%.cu
+	@mkdir -p $(@D)
+	$(CXX) $(GPU_SANITIZE_FLAGS) -MMD -x c++ -c $< -o $@
+
+-include $(wildcard build/gpu-sanitize/*/*.d)
 
 # The AVX-512 kernel set on any processor with AVX2: the same source, its intrinsics replaced by the
 # functions of csrc/tests/avx512_emulation.h. Needs nothing but the compiler.

@@ -1,13 +1,22 @@
 """Builds the native modules. Everything else is in pyproject.toml."""
 
+import os
+import shutil
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
-from setuptools import setup
+import pybind11
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
+from setuptools import Extension, setup
 
 CSRC = Path("csrc")
+HEADERS = sorted(CSRC.rglob("*.h"))
 # GCC's own AVX-512 header draws hundreds of false -Wmaybe-uninitialized.
 WARNINGS = ["-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
+# Code for a major architecture runs on its minor ones; PTX of the last serves those to come.
+CUDA_ARCHS = ("75", "80", "90", "100", "120")
 
 
 def core_extension() -> Pybind11Extension:
@@ -21,7 +30,7 @@ def core_extension() -> Pybind11Extension:
     return Pybind11Extension(
         "zcomm._core",
         [str(path) for path in sources],
-        depends=["setup.py", *map(str, sorted(CSRC.rglob("*.h")))],
+        depends=["setup.py", *map(str, HEADERS)],
         include_dirs=[str(CSRC)],
         cxx_std=17,
         extra_compile_args=["-O3", "-ffp-contract=off", "-pthread", *WARNINGS],
@@ -29,6 +38,95 @@ def core_extension() -> Pybind11Extension:
     )
 
 
+def cuda_extension() -> Extension:
+    """zcomm._cuda: the kernels for NVIDIA GPUs, and what launches them."""
+    sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("cuda/*.cpp"))]
+    sources.append(CSRC / "cpu" / "layout.cpp")
+    options = CSRC / "cuda" / "nvcc_options.txt"
+    return Extension(
+        "zcomm._cuda",
+        [str(path) for path in sources],
+        depends=["setup.py", str(options), *map(str, HEADERS)],
+        language="cuda",
+    )
+
+
+def find_nvcc() -> "str | None":
+    """The compiler, or None where the module is not wanted (ZCOMM_CUDA=0) or cannot be built."""
+    wanted = os.environ.get("ZCOMM_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        raise SystemExit(f"ZCOMM_CUDA: expected 0, 1 or nothing, got {wanted!r}")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    nvcc = shutil.which("nvcc") or shutil.which(str(Path(home, "bin", "nvcc")))
+    if wanted == "1" and nvcc is None:
+        raise SystemExit("ZCOMM_CUDA=1: expected nvcc on PATH or in CUDA_HOME/bin, got none")
+    return None if wanted == "0" else nvcc
+
+
+def cuda_archs(nvcc: str) -> "list[str]":
+    """Those of ZCOMM_CUDA_ARCHS, or of CUDA_ARCHS what this compiler knows."""
+    answer = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True)
+    known = [line.removeprefix("compute_") for line in answer.stdout.split()]
+    forced = os.environ.get("ZCOMM_CUDA_ARCHS", "").replace(";", " ").replace(",", " ").split()
+    for arch in forced:
+        if arch not in known:
+            raise SystemExit(
+                f"ZCOMM_CUDA_ARCHS: expected some of {' '.join(known)}, got {arch!r}; "
+                f"{nvcc} knows no others"
+            )
+    return forced or [arch for arch in CUDA_ARCHS if arch in known]
+
+
+class BuildExt(build_ext):
+    """Has nvcc compile and link zcomm._cuda; its runtime library is linked statically."""
+
+    def build_extension(self, ext: Extension) -> None:
+        if ext.language != "cuda":
+            super().build_extension(ext)
+            return
+        nvcc = find_nvcc()
+        assert nvcc is not None
+        out = Path(self.get_ext_fullpath(ext.name))
+        folder = Path(self.build_temp, "cuda")
+        folder.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
+            made = pool.map(
+                lambda source: self._object(nvcc, ext, Path(source), folder), ext.sources
+            )
+            objects = list(made)
+        libraries = "--exclude-libs,ALL"
+        subprocess.run(
+            [nvcc, "-shared", "-cudart", "static", "-Xlinker", libraries, *objects, "-o", str(out)],
+            check=True,
+        )
+
+    def _object(self, nvcc: str, ext: Extension, source: Path, folder: Path) -> str:
+        """Compiles a file unless that was done since it, or what it may include, changed."""
+        out = folder / f"{source.stem}{source.suffix}.o"
+        options = (CSRC / "cuda" / "nvcc_options.txt").read_text().split()
+        options += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
+        if source.suffix == ".cu":
+            archs = cuda_archs(nvcc)
+            for arch in archs:
+                options += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
+            options += ["-gencode", f"arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+        else:
+            includes = (pybind11.get_include(), sysconfig.get_paths()["include"])
+            options += [f"-I{path}" for path in includes]
+        command = [nvcc, *options, "-c", str(source), "-o", str(out)]
+        made = out.with_suffix(".command")
+        needed = max(Path(p).stat().st_mtime for p in (source, *ext.depends) if p != "setup.py")
+        fresh = out.exists() and made.exists() and out.stat().st_mtime > needed
+        if not fresh or made.read_text() != " ".join(command):
+            subprocess.run(command, check=True)
+            made.write_text(" ".join(command))
+        return str(out)
+
+
+extensions = [core_extension()]
+if find_nvcc():
+    extensions.append(cuda_extension())
 # MAX_JOBS limits the parallel compilers; without it there is one per CPU.
 with ParallelCompile("MAX_JOBS"):
-    setup(ext_modules=[core_extension()])
+    setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt})

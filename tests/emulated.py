@@ -63,7 +63,10 @@ def load(build: Build) -> Any:
 
 
 def load_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # pybind11 gives the same module for the same name, hence one that tells files apart. Python
+    # looks for the initialiser of its last part.
+    name = f"{_digest([str(path)])}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -86,7 +89,7 @@ def build_module(build: Build) -> Path:
 def build_mutant(build: Build, csrc: Path, folder: Path) -> Path:
     """A module with the kernels of another csrc, in `folder`; its host code is the build's.
 
-    Hence it takes the seconds of its kernels. All mutants have one name: see load_file.
+    Hence it takes the seconds of its kernels alone.
     """
     mutant = replace(build, csrc=csrc, cache=folder)
     kernels = [_object(mutant, source) for source in mutant.kernel_files()]
@@ -196,3 +199,17 @@ def _locked(cache: Path) -> Iterator[None]:
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def main() -> None:
+    """Builds modules ahead of the tests: `python tests/emulated.py ptx80 source`."""
+    for kind in sys.argv[1:]:
+        build = Build(0 if kind == "source" else int(kind.removeprefix("ptx")))
+        if build.arch and NVCC is None:
+            print(f"{kind}: {NO_NVCC}")
+        else:
+            print(f"{kind}: {build_module(build).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

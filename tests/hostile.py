@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from contract_data import bits, gradient
-from kernel_sets import KERNEL_SETS
+from kernel_sets import EMULATED, KERNEL_SETS
 from zcomm import Layout, Segment, WireError, codec
 from zcomm.wire import checksum
 
@@ -69,7 +69,7 @@ def assert_refused(
 def verdicts(layout: Layout, wires: Sequence[Tensor], verify: bool) -> list[object]:
     """What every kernel set makes of wires: the refused one's index, or the sum's patterns."""
     found: list[object] = []
-    for kernels in KERNEL_SETS:
+    for kernels in (*KERNEL_SETS, *EMULATED):
         try:
             total = layout.decode_sum(wires, kernels=kernels, verify=verify)
             found.append(bits(total).tolist())

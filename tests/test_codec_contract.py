@@ -38,13 +38,12 @@ from contract_data import (
     run_case,
     stored_residual,
 )
-from kernel_sets import KERNEL_SETS
+from kernel_sets import COMPILED, CONTRACT_SETS
 from zcomm import Codec, Layout, Residuals, Segment, codec
 
 FP32_MAX = torch.finfo(torch.float32).max
-COMPILED = [kernels for kernels in KERNEL_SETS if kernels != "reference"]
 
-every_kernel_set = pytest.mark.parametrize("kernels", KERNEL_SETS)
+every_kernel_set = pytest.mark.parametrize("kernels", CONTRACT_SETS)
 every_codec = pytest.mark.parametrize("spec", SPECS)
 every_dtype = pytest.mark.parametrize("dtype", GRAD_DTYPES, ids=str)
 every_storage = pytest.mark.parametrize("storage", STORAGES, ids=str)

@@ -254,7 +254,7 @@ REFUSALS = {
     "int": "expected dtype torch.float32",
     "strided": "expected contiguous memory",
     "sparse": "expected a dense tensor",
-    "meta": "expected a tensor on the CPU, got meta",
+    "meta": "expected a tensor on the CPU or a CUDA device, got one on meta",
     "input size": "expected input of 30 elements (output's 10 for each of 3 ranks), got 29",
     "output size": "expected output of 30 elements",
     "dtypes": "expected input of output's dtype torch.float32, got torch.bfloat16",

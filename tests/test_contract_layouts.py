@@ -25,10 +25,9 @@ from contract_data import (
     gradient,
     stored_residual,
 )
-from kernel_sets import KERNEL_SETS
+from kernel_sets import COMPILED, CONTRACT_SETS
 from zcomm import Layout, Residuals, Segment, codec
 
-COMPILED = [kernels for kernels in KERNEL_SETS if kernels != "reference"]
 # Five tasks of 65,536 elements and a short one whose last block is short.
 LARGE = 5 * 65536 + 1234 + 7
 BLOCKS = [spec for spec in SPECS if codec(spec).block]
@@ -100,7 +99,7 @@ def test_mixed_layouts(dtype: torch.dtype, storage: torch.dtype | None) -> None:
                 assert_same_outcome(got, expected, f"{kernels}, {threads} threads")
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 @pytest.mark.parametrize("spec", BLOCKS)
 def test_segment_cut_at_block_boundaries_gives_the_same_blocks(spec: str, kernels: str) -> None:
     c, n = codec(spec), 9 * 1024 + 77
@@ -125,7 +124,7 @@ def test_segment_cut_at_block_boundaries_gives_the_same_blocks(spec: str, kernel
 
 
 @pytest.mark.parametrize("spec", ["none", "bf16", "fp16", "topk:0.3"])
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 def test_residual_that_is_a_nan_keeps_its_bytes(spec: str, kernels: str) -> None:
     """A signalling NaN with a payload, under a gradient that is finite."""
     for pattern, integer, storage in (

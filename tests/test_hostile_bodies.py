@@ -20,10 +20,10 @@ from hostile import (
     verdicts,
     with_checksums,
 )
-from kernel_sets import KERNEL_SETS
+from kernel_sets import CONTRACT_SETS
 from zcomm import Codec, codec
 
-every_kernel_set = pytest.mark.parametrize("kernels", KERNEL_SETS)
+every_kernel_set = pytest.mark.parametrize("kernels", CONTRACT_SETS)
 BLOCKS = [spec for spec in SPECS if codec(spec).block]
 RANGE = 65536
 BODY = 32

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import zcomm
-from kernel_sets import KERNEL_SETS
+from kernel_sets import CONTRACT_SETS
 from zcomm import Layout, Residuals, Segment
 
 SPECS = ("int8", "lm4", "sign", "topk:0.1", "bf16", "none")
@@ -31,7 +31,7 @@ def filled(layout: Layout, dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 def test_idle_segment_sends_zeros_and_keeps_its_residual(
     kernels: str, spec: str, storage: torch.dtype, grad_dtype: torch.dtype
 ) -> None:
@@ -51,7 +51,7 @@ def test_idle_segment_sends_zeros_and_keeps_its_residual(
         assert torch.equal(outputs[i], busy[i])
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 def test_one_element_that_is_not_zero_is_enough(kernels: str) -> None:
     layout = three_segments("lm4")
     tensors = filled(layout, torch.float32)
@@ -67,7 +67,7 @@ def test_one_element_that_is_not_zero_is_enough(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 def test_segment_without_a_residual_among_others(kernels: str, spec: str) -> None:
     layout = three_segments(spec)
     tensors = filled(layout, torch.float32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from contract_data import assert_same
-from kernel_sets import KERNEL_SETS
+from kernel_sets import CONTRACT_SETS
 from zcomm import codec
 
 # The first value makes the scale 1, so that the others are exact ties.
@@ -19,7 +19,7 @@ HALFWAY = {
 }
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 @pytest.mark.parametrize("name", HALFWAY)
 def test_half_way_goes_to_even(name: str, kernels: str) -> None:
     values, expected = (torch.tensor(numbers) for numbers in HALFWAY[name])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from contract_data import assert_same
-from kernel_sets import KERNEL_SETS
+from kernel_sets import CONTRACT_SETS
 from zcomm import codec
 from zcomm.codecs.topk import RANGE
 
@@ -74,7 +74,7 @@ def sent(wire: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
     return starts + offsets, body[at : at + 2 * k].view(torch.bfloat16)
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 @pytest.mark.parametrize("kind", DATA)
 @pytest.mark.parametrize("ratio", ["0.01", "0.3", "1", "0.000001"])
 def test_selection_is_that_of_a_stable_sort(ratio: str, kind: str, kernels: str) -> None:
@@ -96,7 +96,7 @@ def test_selection_is_that_of_a_stable_sort(ratio: str, kind: str, kernels: str)
         assert_same(c.decode(wire, n, kernels=kernels), decoded, f"decoded, n {n}")
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 def test_negative_zero_that_one_wire_sends_and_another_does_not(kernels: str) -> None:
     """-0 is sent as +0: a sum does not depend on which wire sent a zero."""
     c = codec("topk:0.5")

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from contract_data import NAMES
-from kernel_sets import KERNEL_SETS
+from kernel_sets import CONTRACT_SETS
 from zcomm import codec, vectors
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = vectors.load()
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("kernels", CONTRACT_SETS)
 @pytest.mark.parametrize("vector", FILE["vectors"], ids=lambda v: f"{v['codec']}-{v['n']}")
 def test_vector(vector: dict[str, Any], kernels: str) -> None:
     spec, n = vector["codec"], vector["n"]

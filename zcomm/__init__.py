@@ -7,13 +7,13 @@ from zcomm.api import ZeroOptimizer, compress
 from zcomm.checkpoint import load_checkpoint, save_checkpoint
 from zcomm.codecs import Codec, codec
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
-from zcomm.compressor import Stats
 from zcomm.feedback import Feedback
 from zcomm.hook import Handle, HookState, hook
 from zcomm.kernels import available as available_kernels
 from zcomm.layout import Layout, Residuals, Segment
 from zcomm.memory import MemoryPlan, plan
 from zcomm.settings import Settings
+from zcomm.stats import Stats
 from zcomm.transport import CommunicationError
 from zcomm.wire import WireError
 

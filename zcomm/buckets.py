@@ -14,7 +14,7 @@ from torch import Tensor
 from zcomm import arguments
 from zcomm.chunks import Chunk, Item, make_chunks
 from zcomm.feedback import ChunkFeedback, Feedback, Mode
-from zcomm.parameters import items_of
+from zcomm.parameters import device_of, items_of
 from zcomm.settings import PLAIN, Settings
 
 
@@ -34,7 +34,9 @@ class Sink(Protocol):
         """A bucket with these parameters is on its way; True: its sums are to be added."""
         ...
 
-    def all_finite(self) -> bool: ...
+    def sums(self) -> Sequence[Tensor]:
+        """All targets."""
+        ...
 
     def end_backward(self) -> None:
         """All gradients are in place, and DDP is done."""
@@ -68,6 +70,7 @@ class Buckets:
         self.items = items_of(named, settings, world_size)
         self.feedback = Feedback(dtype=settings.residual_storage)
         self.feedback.double_buffered = double_buffered
+        self.device = self.feedback.device = device_of(named)
         self.sink: Sink | None = None
         self._names = {id(p): name for name, p in named.items()}
         self._plans: dict[tuple[int, ...], list[Part]] = {}

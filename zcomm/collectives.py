@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,17 +18,34 @@ from torch import Tensor
 from zcomm import arguments
 from zcomm.chunks import Chunk, Item, best_chunk_size, block_of, make_chunks
 from zcomm.codecs import Codec, codec
-from zcomm.engine import Engine
+from zcomm.engines import make_engine
 from zcomm.feedback import NEEDS_FEEDBACK, Feedback
 from zcomm.job import Job
+from zcomm.job_thread import JobThread
 from zcomm.sharding import even_bounds, owner_bounds
-from zcomm.transport import Transport, exchange, expect_sendable, group_timeout_s, member_of
+from zcomm.streams import Streams, streams_of
+from zcomm.transport import (
+    exchange,
+    expect_sendable,
+    expect_sender,
+    group_timeout_s,
+    member_of,
+)
 
-_engines: dict[Any, Engine] = {}
+
+class _Engine(NamedTuple):
+    thread: JobThread
+    streams: Streams | None
+
+
+_engines: dict[tuple[Any, torch.device], _Engine] = {}
 
 
 class Work:
-    """A collective under way. wait() returns when the result is in place, or raises its error."""
+    """A collective under way. wait() returns when the result is in place, or raises its error.
+
+    On a CUDA device wait() makes the current stream wait, not the host.
+    """
 
     def __init__(self, job: Job | None) -> None:
         self._job = job
@@ -144,6 +161,8 @@ class _Call:
         what = f"{self.name}: {what}"
         arguments.expect_tensor(t, what)
         expect_sendable(t, what)
+        if self.world_size > 1:
+            expect_sender(t.device, self.group, what)
         return arguments.flat(t.detach(), what, "use a contiguous tensor").detach()
 
     def expect_parts(self, whole: str, all_: Tensor, part: str, one: Tensor) -> None:
@@ -156,6 +175,7 @@ class _Call:
             raise ValueError(
                 f"{self.name}: expected {part} of {whole}'s dtype {all_.dtype}, got {one.dtype}"
             )
+        arguments.expect_device(f"{self.name}: {part}", all_.device, one)
         if self.world_size > 1 and _overlap(all_, one):
             raise arguments.overlap(whole, part)
 
@@ -183,13 +203,15 @@ class _Call:
     def _job(
         self, source: Tensor, target: Tensor, bounds: tuple[int, ...], reduce: bool, gather: bool
     ) -> Job:
-        engine = self.engine()
+        engine, streams = self.engine(source.device)
         raw = source.dtype is torch.float64
         chunks = _chunks(self.codec, bounds, self.rank, raw)
         plan = f"{self.name}(codec={self.codec.spec!r}, op={self.op!r}, verify={self.verify}) of "
         plan += f"{max(source.numel(), target.numel())} {source.dtype} elements"
-        feedback = self.feedback
-        bound = None if feedback is None else feedback.bind_once(plan, chunks, self.rank)
+        feedback, bound = self.feedback, None
+        if feedback is not None:
+            feedback.keep = streams.keep if streams else None
+            bound = feedback.bind_once(plan, chunks, self.rank, source.device)
         mode = "none" if feedback is None else f"{feedback.mode}, {feedback.dtype}"
         job = Job(
             f"{self.name} of {max(source.numel(), target.numel())} elements",
@@ -206,14 +228,15 @@ class _Call:
         engine.submit(job)
         return job
 
-    def engine(self) -> Engine:
+    def engine(self, device: torch.device) -> _Engine:
         """The engine of the group, made at its first use: all ranks of the group take part."""
-        group = self.group or dist.group.WORLD
-        if group not in _engines:
+        key = self.group or dist.group.WORLD, device
+        if key not in _engines:
             _forget_old_groups()
             _, name = exchange({}, self.group)
-            _engines[group] = Engine(Transport(self.group, name, group_timeout_s(self.group)))
-        return _engines[group]
+            streams, timeout_s = streams_of(device), group_timeout_s(self.group, device)
+            _engines[key] = _Engine(make_engine(self.group, name, timeout_s, streams), streams)
+        return _engines[key]
 
 
 @lru_cache(maxsize=64)
@@ -231,5 +254,5 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 def _forget_old_groups() -> None:
     """Ends the engines of groups that torch has destroyed."""
     known = dist.distributed_c10d._world.pg_map
-    for group in [g for g in _engines if g not in known]:
-        _engines.pop(group).stop()
+    for key in [key for key in _engines if key[0] not in known]:
+        _engines.pop(key).thread.stop()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
@@ -16,39 +15,19 @@ from torch.nn.parallel import DistributedDataParallel
 from zcomm import arguments
 from zcomm.buckets import Buckets, Part, Sink
 from zcomm.chunks import Item, make_chunks
-from zcomm.engine import Engine
+from zcomm.engines import make_engine
+from zcomm.finite import DeviceFinite, Finite, HostFinite
 from zcomm.job import Job
+from zcomm.job_thread import JobThread
+from zcomm.loss_scale import LossScale
 from zcomm.observers import Observers
 from zcomm.parameters import trainable
 from zcomm.settings import PLAIN, Settings, expect_same
 from zcomm.sharding import even_bounds
+from zcomm.stats import Stats
 from zcomm.steps import Counters, Range
-from zcomm.transport import Transport, exchange, group_timeout_s, member_of
-
-_STATE_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Totals of this rank since the hook was registered; divide by `steps` for one step.
-
-    `raw_bytes` is what an uncompressed all-reduce of the same gradients would have sent, and
-    `wire_bytes` what was sent. encode_s, wait_s and decode_s are of the engine's thread, which
-    works beside backward; `exposed_s` is how long backward() had to wait for it at its end.
-    """
-
-    steps: int
-    raw_bytes: int
-    wire_bytes: int
-    encode_s: float
-    wait_s: float
-    decode_s: float
-    exposed_s: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times fewer bytes were sent; nan before the first step."""
-        return self.raw_bytes / self.wire_bytes if self.wire_bytes else math.nan
+from zcomm.streams import streams_of
+from zcomm.transport import exchange, expect_sender, group_timeout_s, member_of
 
 
 class Compressor:
@@ -73,26 +52,45 @@ class Compressor:
             trainable(ddp), settings, self.rank, self.world_size, scaler is not None
         )
         self.feedback = self.buckets.feedback
+        self.device = self.buckets.device
+        self.streams = streams_of(self.device)
+        if self.streams is not None:
+            self.feedback.keep = self.streams.keep
         self.observers = Observers()
         self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
         self.step = 0
         self.engine = self._meet(ddp.process_group, compared or {})
         self.scale = 1.0
-        self._finite = True
+        self._loss_scale = LossScale(scaler, self.streams, ddp)
+        self._finite: Finite = DeviceFinite(self.streams) if self.streams else HostFinite()
+        self._undecided = False  # whether the last step counts
         self._exposed_s = 0.0
         self._jobs: list[Job] = []
+        self._watch_producers()
 
-    def _meet(self, group: Any, compared: Mapping[str, str]) -> Engine | None:
+    def _watch_producers(self) -> None:
+        """Each gradient is behind the stream that its parameter's backward() ran on, which need
+        not be the one that is current when its bucket is full."""
+        if self.streams is not None:
+            for p in self.buckets.named.values():
+                p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self.streams.note
+                )
+
+    def _meet(self, group: Any, compared: Mapping[str, str]) -> JobThread | None:
         """Compares settings with all ranks, and makes the engine."""
         shapes = {name: (item.numel, item.codec.spec) for name, item in self.buckets.items.items()}
         mine = {**self.settings.compared(), **compared}
         mine |= {"scaler": str(self._scaler is not None), "parameters": repr(shapes)}
+        mine |= {"device": self.device.type}
+        if self.world_size > 1:
+            expect_sender(self.device, group, f"rank {self.rank}: zcomm")
         everyone, name = exchange(mine, group)
         expect_same(everyone, self.rank)
         if self.world_size == 1:
             return None
-        timeout_s = self.settings.timeout_s or group_timeout_s(group)
-        engine = Engine(Transport(group, name, timeout_s), self.settings.threads)
+        timeout_s = self.settings.timeout_s or group_timeout_s(group, self.device)
+        engine = make_engine(group, name, timeout_s, self.streams, self.settings.threads)
         weakref.finalize(self, engine.stop)
         return engine
 
@@ -104,7 +102,7 @@ class Compressor:
         """Hands a bucket to the engine; the future holds it when all ranks' mean is in place."""
         buffer: Tensor = bucket.buffer()
         arguments.expect_tensor(buffer, "bucket")
-        future: Any = torch.futures.Future()
+        future: Any = self.streams.future() if self.streams else torch.futures.Future()
         with Range("zcomm::hook"):
             if bucket.index() == 0:
                 self._begin_step()
@@ -118,7 +116,8 @@ class Compressor:
 
     def _begin_step(self) -> None:
         self._expect_whole_world()
-        self._finite = True
+        self._settle()
+        self._finite.begin()
         self._jobs.clear()
         if self._scaler is not None:
             self._follow_scale()
@@ -135,8 +134,8 @@ class Compressor:
             left.pop()
             if left or future.done():
                 return
-            if error is None and self._scaler is not None and not _all_finite(buffer):
-                self._finite = False
+            if error is None and self._scaler is not None:
+                self._finite.look(buffer)
             future.set_result(buffer)
 
         for part in parts:
@@ -194,21 +193,59 @@ class Compressor:
     def _end_step(self) -> None:
         self._wait()
         self._jobs.clear()
-        if self._scaler is not None and self.sink is not None and not self.failed:
+        if self._scaler is not None and not self.failed:
             # Owners see no sums but their own: ranks would differ about the step.
-            self._finite = all(self.exchange([float(self.sink.all_finite() and self._finite)]))
+            exchange = self.exchange_numbers if self.sink is not None else None
+            self._finite.end(self.sink.sums() if self.sink is not None else (), exchange)
         if self.failed:
             return
-        if self._finite:
-            self.feedback.flip()
+        self._undecided = True
+        if self.streams is None:
+            self._decide()
+        else:
+            self.streams.forget()
         self.step += 1
         self.buckets.end_step()
         self.observers.end_step()
 
+    def _decide(self) -> None:
+        """The residuals of the last step count, if all of it was finite."""
+        if self._undecided and self._finite.was():
+            self.feedback.flip()
+        self._undecided = False
+
+    def _settle(self) -> None:
+        """What the device found out about earlier steps is known; the current stream follows it.
+
+        On the CPU it is known at once. On a device the host waits here for what the last step has
+        issued, which is long done when the next one has its first bucket.
+        """
+        if self.streams is None:
+            return
+        if self.engine is not None:
+            self.engine.settle()
+        self.streams.follow(self.streams.done())
+        self._decide()
+
+    def settle(self) -> None:
+        """The same, for others; raises what was not known before."""
+        known = self.failed
+        self._settle()
+        if not known:
+            self.raise_failure()
+
+    def keep(self, t: Tensor) -> None:
+        """The engine will use it."""
+        if self.engine is not None:
+            self.engine.keep(t)
+
     def close(self) -> None:
         """Ends the engine: no bucket can be reduced any more."""
-        if self.engine is not None:
-            self.engine.stop()
+        try:
+            self.settle()
+        finally:
+            if self.engine is not None:
+                self.engine.stop()
 
     @property
     def failed(self) -> bool:
@@ -223,18 +260,23 @@ class Compressor:
 
         All ranks get the same numbers, so they come to the same decision.
         """
+        return self.exchange_numbers(
+            torch.tensor(mine, dtype=torch.float64, device=self.device)
+        ).tolist()
+
+    def exchange_numbers(self, mine: Tensor) -> Tensor:
+        """The same with fp64 tensors of one dimension, on the parameters' device."""
         if self.engine is None:
-            return list(mine)
-        count = len(mine)
+            return mine
+        count = mine.numel()
         bounds = even_bounds(count, self.world_size)
         items = [Item("", PLAIN, bounds[-1], 0, bounds)]
         size = self.settings.chunk_size(self.world_size)
         chunks = make_chunks(items, self.rank, self.world_size, size, raw=True)
-        everyone = torch.zeros(bounds[-1], dtype=torch.float64)
+        everyone = torch.zeros(bounds[-1], dtype=torch.float64, device=self.device)
         what = f"exchange of {count} numbers in step {self.step}"
-        numbers = torch.tensor(mine, dtype=torch.float64)
-        self.run(Job(what, chunks, numbers, everyone, reduce=False, gather=True, signature=what))
-        return everyone.tolist()
+        self.run(Job(what, chunks, mine, everyone, reduce=False, gather=True, signature=what))
+        return everyone
 
     def run(self, job: Job) -> None:
         """Submits a job and waits for it."""
@@ -244,7 +286,7 @@ class Compressor:
 
     def _follow_scale(self) -> None:
         """Residuals are those of scaled gradients: they change with the scale."""
-        scale = float(self._scaler.get_scale())
+        scale = self._loss_scale.value()
         if scale != self.scale:
             if self.step:
                 self.feedback.rescale(scale / self.scale)
@@ -267,36 +309,6 @@ class Compressor:
     def stats(self) -> Stats:
         counters = asdict(self.engine.counters if self.engine else Counters())
         return Stats(steps=self.step, exposed_s=self._exposed_s, **counters)
-
-    def state_dict(self) -> dict[str, Any]:
-        self.buckets.hold_all()
-        return {
-            "version": _STATE_VERSION,
-            "step": self.step,
-            "scale": self.scale,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "codecs": {name: item.codec.spec for name, item in self.buckets.items.items()},
-            "residuals": self.feedback.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        mine = self.state_dict()
-        if not isinstance(state, Mapping) or set(state) != set(mine):
-            got = str(sorted(state)) if isinstance(state, Mapping) else arguments.describe(state)
-            raise ValueError(
-                f"rank {self.rank}: load_state_dict: expected what handle.state_dict() returned, a "
-                f"dict with {sorted(mine)}, got {got}"
-            )
-        for field in ("version", "world_size", "rank", "codecs"):
-            if state[field] != mine[field]:
-                expected, got = arguments.first_difference(mine[field], state[field])
-                raise ValueError(
-                    f"rank {self.rank}: load_state_dict: expected {field} {expected}, got {got}; "
-                    "load each rank's own state into the same model, codecs and number of ranks"
-                )
-        self.feedback.load_state_dict(state["residuals"])
-        self.step, self.scale = int(state["step"]), float(state["scale"])
 
     def describe(self) -> str:
         return f"{self.settings.codec}, step {self.step}, {self.world_size} ranks"
@@ -322,8 +334,3 @@ def _keep(job: Job) -> None:
             part = target[to.offset : to.offset + to.numel]
             part.add_(values) if job.accumulate else part.copy_(values)
     job.complete()
-
-
-def _all_finite(t: Tensor) -> bool:
-    """One pass, no memory: the largest magnitude is NaN or Inf if any element is."""
-    return not t.numel() or math.isfinite(torch.linalg.vector_norm(t, math.inf).item())

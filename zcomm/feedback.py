@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from zcomm import arguments
-from zcomm.chunks import Chunk, Item, Piece, piece_limit
+from zcomm.chunks import Chunk, Item, Piece
+from zcomm.hop_storage import HopStorage
 from zcomm.layout import Layout, Residuals
-from zcomm.sharding import cut
 
 HOPS = ("sent", "owned")
 # How an item is fed back: not at all, in full, or with a decay.
@@ -75,9 +75,12 @@ class Feedback:
             raise ValueError("Feedback: expected no decay with torch.int8 residuals, got one")
         self.dtype = dtype
         self.double_buffered = False
+        self.device = torch.device("cpu")
+        # Told of every tensor that is made: another stream than the maker's will use it.
+        self.keep: Callable[[Tensor], None] | None = None
         self.side = 0  # which of the two sides holds the residuals, where there are two
         self._held: dict[str, _Held] = {}
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, device="cpu")
         self._bound: tuple[object, list[ChunkFeedback]] | None = None
 
     @property
@@ -101,13 +104,18 @@ class Feedback:
         if self._scratch.numel() < longest and any(
             isinstance(mode(p.item), float) for c in chunks for p in c.pieces
         ):
-            self._scratch = torch.zeros(longest, dtype=self.dtype)
+            self._scratch = self._kept(torch.zeros(longest, dtype=self.dtype, device=self.device))
         sides = range(2 if self.double_buffered else 1)
         return [[self._bind_chunk(c, side, mode, gather) for c in chunks] for side in sides]
 
-    def bind_once(self, plan: object, chunks: Sequence[Chunk], rank: int) -> list[ChunkFeedback]:
+    def bind_once(
+        self, plan: object, chunks: Sequence[Chunk], rank: int, device: torch.device
+    ) -> list[ChunkFeedback]:
         """bind() for the one tensor of a collective; refuses another one."""
+        if device.type != "cpu":
+            plan = f"{plan} on {device}"
         if self._bound is None:
+            self.device = device
             self._bound = plan, self.bind(chunks, rank, lambda item: self.mode)[0]
         if self._bound[0] != plan:
             raise ValueError(
@@ -165,13 +173,24 @@ class Feedback:
 
     def hold(self, items: Iterable[Item], rank: int, gather: bool = True) -> None:
         """Makes residuals of zeros for items that have none yet."""
-        sides = 2 if self.double_buffered else 1
         for item in items:
             if item.key not in self._held:
                 self._held[item.key] = _Held(
-                    HopStorage(item, range(len(item.bounds) - 1), self.dtype, sides),
-                    HopStorage(item, [rank], self.dtype, sides) if gather else None,
+                    self._new_storage(item, range(len(item.bounds) - 1)),
+                    self._new_storage(item, [rank]) if gather else None,
                 )
+
+    def _new_storage(self, item: Item, owners: Iterable[int]) -> HopStorage:
+        sides = 2 if self.double_buffered else 1
+        made = HopStorage(item, owners, self.dtype, sides, self.device)
+        for t in made.sides:
+            self._kept(t)
+        return made
+
+    def _kept(self, t: Tensor) -> Tensor:
+        if self.keep is not None:
+            self.keep(t)
+        return t
 
     def _bind_chunk(
         self, chunk: Chunk, side: int, mode: Callable[[Item], Mode], gather: bool
@@ -228,61 +247,6 @@ class Feedback:
 class _Held(NamedTuple):
     sent: HopStorage
     owned: HopStorage | None
-
-
-class HopStorage:
-    """One residual of one item: a tensor for each side, and where each piece lies in it."""
-
-    def __init__(self, item: Item, owners: Iterable[int], dtype: torch.dtype, sides: int) -> None:
-        limit = piece_limit(item.codec, len(item.bounds) - 1)
-        self.item = item
-        self._codec = item.codec
-        self._ranges: dict[int, tuple[int, int, int]] = {}
-        at = 0
-        for r in owners:
-            for start, stop in cut(item.bounds[r], item.bounds[r + 1], limit):
-                size = item.codec.residual_numel(stop - start, dtype)
-                self._ranges[start] = at, at + size, stop - start
-                at += size
-        self.sides = [torch.zeros(at, dtype=dtype) for _ in range(sides)]
-
-    def view(self, piece: Piece, side: int) -> Tensor:
-        start, stop, _ = self._ranges[piece.start]
-        return self.sides[side][start:stop]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.sides[0].dtype
-
-    @property
-    def numel(self) -> int:
-        return sum(numel for *_, numel in self._ranges.values())
-
-    def read(self, side: int) -> Tensor:
-        """The values, in the order of the parameter's elements; fp32 and bf16 as stored."""
-        stored = self.sides[side]
-        if stored.dtype is not torch.int8:
-            return stored
-        parts = [self._codec.read_residual(stored[a:b], n) for a, b, n in self._ranges.values()]
-        return torch.cat(parts) if parts else torch.empty(0)
-
-    def write(self, side: int, values: Tensor) -> None:
-        """Overwrites the residual."""
-        stored = self.sides[side]
-        if stored.dtype is not torch.int8:
-            stored.copy_(values)
-            return
-        sizes = [n for *_, n in self._ranges.values()]
-        for (start, stop, n), part in zip(self._ranges.values(), torch.split(values, sizes)):
-            kept = torch.zeros(n, dtype=torch.bool)
-            to = stored[start:stop]
-            to.copy_(self._codec.write_residual(part, kept, to))
-
-    def rescale(self, side: int, factor: float) -> None:
-        if self.sides[side].dtype is torch.int8:
-            self.write(side, self.read(side) * factor)
-        else:
-            self.sides[side].mul_(factor)
 
 
 def checked_decay(decay: object) -> float:

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from zcomm import arguments
-from zcomm.compressor import Compressor, Stats
+from zcomm import arguments, compressor_state
+from zcomm.compressor import Compressor
 from zcomm.settings import SETTING_NAMES, Settings
+from zcomm.stats import Stats
 
 
 class HookState:
@@ -79,11 +80,11 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, keyed by parameter name, and the step. Call it between steps."""
-        return self._compressor.state_dict()
+        return compressor_state.state_dict(self._compressor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues where `state` was saved, on the same rank, world size, codecs and model."""
-        self._compressor.load_state_dict(state)
+        compressor_state.load_state_dict(self._compressor, state)
 
     def remove(self) -> None:
         raise RuntimeError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from zcomm.chunks import Chunk
 from zcomm.feedback import ChunkFeedback, Hop
 from zcomm.scattered import ScatteredLayout
+from zcomm.streams import Event, Streams
 from zcomm.transport import Work
 
 
@@ -52,6 +53,9 @@ class Job:
 
     A reduce-scatter packs its sums in the target, or, with `places`, puts (or adds) those of each
     chunk where that layout says. An all-gather of `memory` has neither source nor target.
+
+    On a device a job has completed when all of it was issued: `ready` are the events before its
+    first step, `done` the one after its last.
     """
 
     def __init__(
@@ -82,6 +86,9 @@ class Job:
         self.itemsize = memory.itemsize if memory else _itemsize(target)
         self.started = self.decoded = 0  # chunks
         self.check: Check | None = None
+        self.streams: Streams | None = None
+        self.ready: Sequence[Event] = ()
+        self.done: Event | None = None
         self._finish = finish
         self._completed = threading.Event()
 
@@ -99,10 +106,31 @@ class Job:
         self._completed.set()
 
     def completed(self) -> bool:
-        return self._completed.is_set()
+        """Whether it has, on the device too."""
+        return self._completed.is_set() and (self.done is None or self.done.query())
 
     def wait(self) -> None:
-        """Until it has completed, with or without an error."""
+        """Until it has completed, with or without an error; the current stream follows it."""
+        self._completed.wait()
+        if self.streams is not None and self.done is not None:
+            self.streams.follow(self.done)
+
+
+class Settling:
+    """Submitted in the place of a job: completes when the device is done with all before it."""
+
+    what = "what the device found"
+
+    def __init__(self) -> None:
+        self._completed = threading.Event()
+
+    def complete(self) -> None:
+        self._completed.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._completed.set()
+
+    def wait(self) -> None:
         self._completed.wait()
 
 
@@ -122,8 +150,8 @@ class Check:
 class Slot:
     """The two buffers of one chunk under way. They grow to the largest chunk and stay."""
 
-    def __init__(self) -> None:
-        self.wire, self.rows = (torch.empty(0, dtype=torch.uint8) for _ in range(2))
+    def __init__(self, device: torch.device) -> None:
+        self.wire, self.rows = (torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2))
 
     def reserve(self, chunk: Chunk, reduce: bool) -> None:
         self.wire = grown(self.wire, chunk.wire.wire_nbytes)
@@ -187,4 +215,4 @@ def grown(buffer: Tensor, nbytes: int) -> Tensor:
     if buffer.numel() >= nbytes:
         return buffer
     buffer.untyped_storage().resize_(0)  # it goes before the new one comes
-    return torch.empty(nbytes, dtype=torch.uint8)
+    return torch.empty(nbytes, dtype=torch.uint8, device=buffer.device)

@@ -85,7 +85,7 @@ class LayerFigures:
         self, chunk: Chunk, buffer: Tensor, residuals: Sequence[Tensor | None] | None
     ) -> None:
         segments = chunk.wire.segments
-        x = torch.empty(chunk.numel, dtype=chunk.sum_dtype)
+        x = torch.empty(chunk.numel, dtype=chunk.sum_dtype, device=buffer.device)
         parts = torch.split(x, [s.numel for s in segments])
         torch._foreach_copy_(parts, [buffer[s.offset : s.offset + s.numel] for s in segments])
         grads = squares(parts)

@@ -32,6 +32,7 @@ class Layout:
         self.frame_nbytes = tuple(frame.nbytes for frame in self.frames)
         self.wire_nbytes = sum(self.frame_nbytes)
         self.native: Any = None  # the cpu kernels keep their form of this layout here
+        self.device_plans: dict[object, Any] = {}  # and those that work on devices, by kernel set
 
     def encode(
         self,
@@ -80,9 +81,12 @@ class Layout:
         verify: bool = True,
         kernels: str | None = None,
         threads: int | None = None,
+        faults: Tensor | None = None,
     ) -> Tensor:
         """The same as decode_sum of one wire."""
-        return self.decode_sum((wire,), out=out, verify=verify, kernels=kernels, threads=threads)
+        return self.decode_sum(
+            (wire,), out=out, verify=verify, kernels=kernels, threads=threads, faults=faults
+        )
 
     def decode_sum(
         self,
@@ -92,11 +96,14 @@ class Layout:
         verify: bool = True,
         kernels: str | None = None,
         threads: int | None = None,
+        faults: Tensor | None = None,
     ) -> Tensor:
         """The fp32 sum of wires (a sequence, or the rows of a 2-D tensor), in their order.
 
         Overwrites the segments' elements of `out`, and only those; without `out` the others are 0.
-        Refuses a malformed wire with a WireError; what `out` holds is then undefined.
+        Refuses a malformed wire with a WireError; what `out` holds is then undefined. With
+        `faults`, one int64 on the device, kernels that are asynchronous do not wait to find out:
+        they lower it for a refused wire (see zcomm.faults).
         """
         rows, starts = self._checked_wires(wires)
         device = rows[0].device
@@ -112,7 +119,7 @@ class Layout:
                     raise arguments.overlap("out", f"wire {i}")
         threads = arguments.thread_count(threads)
         kernel_set = kernel_sets.select(device, kernels)
-        kernel_set.decode_sum(self, rows, out, bool(verify), threads)
+        kernel_set.decode_sum(self, rows, out, bool(verify), threads, faults=faults)
         return out
 
     def for_peer(self, peer: int) -> Layout:

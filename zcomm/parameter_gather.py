@@ -88,12 +88,15 @@ class Gathers:
             job.wait()
         self._compressor.raise_failure()
 
-    def _make(self, shards: Iterable[Shard], param_settings: Settings | None) -> list[Gather]:
+    def _make(self, shards: Collection[Shard], param_settings: Settings | None) -> list[Gather]:
         by_dtype: dict[torch.dtype, list[Shard]] = {}
         for shard in shards:
             by_dtype.setdefault(shard.flat.dtype, []).append(shard)
         rank, world_size = self._compressor.rank, self._compressor.world_size
         settings = self._compressor.settings
+        for shard in shards:
+            self._compressor.keep(shard.flat)
+            self._compressor.keep(shard.tensor)
         return [
             Gather(some, rank, world_size, settings, param_settings) for some in by_dtype.values()
         ]

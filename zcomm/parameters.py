@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,6 +30,7 @@ def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     }
     for name, p in named.items():
         expect_sendable(p, f"parameter {name!r}", _IGNORE)
+    device_of(named)
     for prefix, module in ddp.module.named_modules():
         name = f"{prefix}.weight".lstrip(".").replace("_orig_mod.", "")
         if getattr(module, "sparse", False) is True and name in named:
@@ -37,6 +39,18 @@ def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
                 f"{type(module).__name__}(sparse=True); use sparse=False{_IGNORE}"
             )
     return named
+
+
+def device_of(named: Mapping[str, Tensor]) -> torch.device:
+    """The device of all parameters; refuses several."""
+    first, *others = named.items() if named else [("", torch.empty(0, device="cpu"))]
+    for name, p in others:
+        if p.device != first[1].device:
+            raise ValueError(
+                f"parameter {name!r}: expected device {first[1].device}, that of {first[0]!r}, got "
+                f"{p.device}; zcomm takes models on one device: move it with .to()"
+            )
+    return first[1].device
 
 
 def items_of(named: Mapping[str, Tensor], settings: Settings, world_size: int) -> dict[str, Item]:

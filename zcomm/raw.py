@@ -52,6 +52,7 @@ class RawLayout:
         out: Tensor,
         verify: bool = True,
         threads: int | None = None,
+        faults: Tensor | None = None,
     ) -> Tensor:
         """The sum of wires, in their order; overwrites the segments' elements of `out`."""
         first, *others = (wire.view(torch.float64) for wire in wires)
@@ -63,7 +64,13 @@ class RawLayout:
         return out
 
     def decode(
-        self, wire: Tensor, *, out: Tensor, verify: bool = True, threads: int | None = None
+        self,
+        wire: Tensor,
+        *,
+        out: Tensor,
+        verify: bool = True,
+        threads: int | None = None,
+        faults: Tensor | None = None,
     ) -> Tensor:
         return self.decode_sum((wire,), out=out)
 

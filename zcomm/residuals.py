@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Protocol
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from zcomm import arguments
 from zcomm.kernels.base import LayoutSegment
+from zcomm.kernels.memory import upload
 
 # The first byte, the one after the last, and the segment.
 Span = tuple[int, int, int]
@@ -59,6 +62,26 @@ class Residuals:
             self.out_addresses = self._out_table.buffer_info()[0]
             spans += more
         self._spans = _disjoint(spans) if len(spans) > 1 else spans
+        self._address_bits: int | None = None
+        self._device_tables: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def address_bits(self) -> int:
+        """The bits that are set in any of the addresses: how well they are aligned."""
+        if self._address_bits is None:
+            self._address_bits = reduce(or_, (start for start, _, _ in self._spans), 0)
+        return self._address_bits
+
+    def addresses_on(self, device: torch.device) -> tuple[int, int]:
+        """Where copies of the tables lie in the device's memory; uploaded at the first call."""
+        if self._device_tables is None:
+            first = upload(torch.tensor(list(self._in_table), dtype=torch.int64), device)
+            second = first
+            if self.outputs is not self.inputs:
+                second = upload(torch.tensor(list(self._out_table), dtype=torch.int64), device)
+            self._device_tables = first, second
+        first, second = self._device_tables
+        return first.data_ptr(), second.data_ptr()
 
     def check(self, layout: ResidualLayout, device: torch.device) -> None:
         """Refuses a layout that these residuals were not made for, or another device."""

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from zcomm.compressor import Compressor, Stats
+from zcomm.compressor import Compressor
 from zcomm.layer_figures import Layer, LayerFigures
+from zcomm.stats import Stats
 
 
 @dataclass(frozen=True)

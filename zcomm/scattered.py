@@ -32,27 +32,29 @@ class ScatteredLayout:
         self.layout = Layout(
             [Segment(c, t.numel(), o, p) for (c, p), t, o in zip(segments, tensors, offsets)], peers
         )
-        self._memory = _Memory(base, dict(zip(offsets, tensors)))
+        device = tensors[0].device if tensors else torch.device("cpu")
+        self._memory = _Memory(base, dict(zip(offsets, tensors)), device)
 
-    def encode(self, out: Tensor, *, verify: bool, threads: int) -> None:
+    def encode(self, out: Tensor, *, verify: bool, threads: int | None) -> None:
         """Overwrites `out`, of this layout's size, with the wire."""
         kernel_set = kernel_sets.select(out.device, None)
         kernel_set.encode(self.layout, self._memory, None, out, 1.0, verify, threads)
 
-    def decode(self, wire: Tensor, *, verify: bool, threads: int) -> None:
+    def decode(
+        self, wire: Tensor, *, verify: bool, threads: int | None, faults: Tensor | None = None
+    ) -> None:
         """Overwrites the tensors."""
         kernel_set = kernel_sets.select(wire.device, None)
-        kernel_set.decode_sum(self.layout, [wire], self._memory, verify, threads)
+        kernel_set.decode_sum(self.layout, [wire], self._memory, verify, threads, faults=faults)
 
 
 class _Memory:
     """What kernels need of a flat tensor: its address, or its slices."""
 
     dtype = torch.float32
-    device = torch.device("cpu")
 
-    def __init__(self, base: int, tensors: dict[int, Tensor]) -> None:
-        self._base, self._tensors = base, tensors
+    def __init__(self, base: int, tensors: dict[int, Tensor], device: torch.device) -> None:
+        self._base, self._tensors, self.device = base, tensors, device
 
     def data_ptr(self) -> int:
         return self._base

@@ -13,7 +13,6 @@ that are gathered with a codec.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -40,7 +39,7 @@ class Shard:
         self._form = _form(parameter)
         self._address = self.flat.data_ptr()  # as a number: a storage can move by itself
         self.tensor = self.run
-        self.sum = torch.empty(0)
+        self.sum = torch.empty(0, device=self.flat.device)
         self.gradient: ShardedGradient
         self.remember()
 
@@ -122,7 +121,8 @@ class GradientShards:
             positions[shard.name] = end
             end += -(-shard.numel // _ALIGNMENT) * _ALIGNMENT
         self._positions[dtype] = positions
-        self._sums[dtype] = torch.zeros(end, dtype=dtype)
+        device = shards[0].flat.device if shards else torch.device("cpu")
+        self._sums[dtype] = torch.zeros(end, dtype=dtype, device=device)
         for shard in shards:
             at = positions[shard.name]
             shard.sum = self._sums[dtype][at : at + shard.numel]
@@ -168,8 +168,8 @@ class GradientShards:
             shard.parameter.grad = shard.gradient
         self._hidden = []
 
-    def all_finite(self) -> bool:
-        return all(math.isfinite(_largest(sums)) for sums in self._sums.values())
+    def sums(self) -> list[Tensor]:
+        return list(self._sums.values())
 
     def end_backward(self) -> None:
         for shard in self.shards.values():
@@ -224,7 +224,3 @@ def _stays(shard: Shard) -> bool:
     gradient = shard.gradient
     unused = shard.parameter.grad is gradient and not gradient.zeroed
     return gradient.reduced_twice or unused
-
-
-def _largest(t: Tensor) -> float:
-    return float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0

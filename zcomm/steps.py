@@ -13,9 +13,11 @@ with encode_own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -23,11 +25,15 @@ import torch
 from torch import Tensor
 
 from zcomm.chunks import Chunk
+from zcomm.faults import Faults
 from zcomm.job import Flight, Job, Memory, grown
 from zcomm.wire import WireError
 
 # A range of torch.profiler, for 1 us; torch's public record_function takes 20, profiler or not.
 Range = torch._C._profiler._RecordFunctionFast
+_CPU = torch.device("cpu")
+# The place in a wire that a WireError names.
+_PLACE = re.compile(r"^wire \d+, (frame|segment) (\d+)")
 
 
 @dataclass
@@ -61,13 +67,25 @@ class Exchange(NamedTuple):
 
 
 class Steps:
-    """The steps of one rank. They run one at a time, so they share the shard and the stage."""
+    """The steps of one rank. They run one at a time, so they share the shard and the stage.
 
-    def __init__(self, rank: int, world_size: int, threads: int) -> None:
+    With `faults` decoders leave there what they find; without, a refused wire raises at once.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        threads: int | None,
+        device: torch.device = _CPU,
+        faults: Faults | None = None,
+    ) -> None:
         self.counters = Counters()
+        self.device = device
         self._rank, self._world_size = rank, world_size
         self._threads = threads
-        self._shard = self._stage = torch.empty(0, dtype=torch.uint8)
+        self._faults = faults
+        self._shard = self._stage = torch.empty(0, dtype=torch.uint8, device=device)
 
     def encode(self, flight: Flight) -> Exchange:
         """Encodes the flat tensor, each owner's frame for that owner."""
@@ -96,9 +114,9 @@ class Steps:
         return shard
 
     def _decode_sum(self, flight: Flight, layout: Any, out: Tensor) -> Tensor:
-        frames, verify = self._frames(flight), flight.job.verify
+        options = self._options(flight, layout, lambda error: error.wire_index)
         try:
-            layout.decode_sum(frames, out=out, verify=verify, threads=self._threads)
+            layout.decode_sum(self._frames(flight), out=out, **options)
         except WireError as error:
             raise self._refused(flight, error.wire_index, error) from error
         return out
@@ -135,15 +153,15 @@ class Steps:
     def decode(self, flight: Flight) -> None:
         """Decodes all frames, this rank's own among them, into the target."""
         job, chunk = flight.job, flight.chunk
-        options: dict[str, Any] = {"verify": job.verify, "threads": self._threads}
         with self.counters.time("decode_s", "decode"):
             try:
                 if job.memory is not None:
-                    self._decode_to_memory(flight, job.memory, options)
+                    self._decode_to_memory(flight, job.memory)
                 elif job.target is not None and job.target.dtype is chunk.sum_dtype:
+                    options = self._frame_options(flight, chunk.wire)
                     chunk.wire.decode(flight.wire, out=job.target, **options)
                 else:
-                    self._decode_staged(flight, options)
+                    self._decode_staged(flight)
             except WireError as error:
                 raise self._refused(flight, self._refused_sender(flight), error) from error
 
@@ -173,28 +191,30 @@ class Steps:
         frames.insert(self._rank, flight.own)
         return frames
 
-    def _decode_staged(self, flight: Flight, options: dict[str, Any]) -> None:
+    def _decode_staged(self, flight: Flight) -> None:
         """Kernels write fp32; a bf16 or fp16 target is filled from there."""
         target, segments = flight.job.target, flight.chunk.wire.segments
         assert target is not None
         torch._foreach_copy_(
             [target[s.offset : s.offset + s.numel] for s in segments],
-            list(torch.split(self._staged(flight, options), [s.numel for s in segments])),
+            list(torch.split(self._staged(flight), [s.numel for s in segments])),
         )
 
-    def _decode_to_memory(self, flight: Flight, memory: Memory, options: dict[str, Any]) -> None:
+    def _decode_to_memory(self, flight: Flight, memory: Memory) -> None:
         direct = memory.direct(flight.index)
         if direct is not None:
+            options = self._frame_options(flight, direct.others.layout)
             direct.others.decode(flight.others, **options)
         else:
-            memory.store(flight.index, self._staged(flight, options))
+            memory.store(flight.index, self._staged(flight))
 
-    def _staged(self, flight: Flight, options: dict[str, Any]) -> Tensor:
+    def _staged(self, flight: Flight) -> Tensor:
         """The decoded elements of a chunk, packed."""
         chunk = flight.chunk
         nbytes = chunk.numel * chunk.sum_dtype.itemsize
         self._stage = grown(self._stage, nbytes)
         stage = self._stage[:nbytes].view(chunk.sum_dtype)
+        options = self._frame_options(flight, chunk.packed)
         chunk.packed.decode(flight.wire, out=stage, **options)
         return stage
 
@@ -214,20 +234,52 @@ class Steps:
         copies = chunk.own.numel * (self._world_size - 1) if job.gather else 0
         return (others + copies) * job.itemsize
 
-    def _refused(self, flight: Flight, sender: int | None, error: WireError) -> WireError:
+    # Wires that are refused.
+
+    def _options(
+        self, flight: Flight, layout: Any, sender: Callable[[WireError], int | None]
+    ) -> dict[str, Any]:
+        """How to decode; with `faults`, where a fault goes and what is said of it later."""
+        options: dict[str, Any] = {"verify": flight.job.verify, "threads": self._threads}
+        if self._faults is not None:
+            place = str(flight)  # of now: its hop changes
+
+            def refused(error: WireError) -> WireError:
+                return self._refused(place, sender(error), error)
+
+            options["faults"] = self._faults.take(layout, refused)
+        return options
+
+    def _frame_options(self, flight: Flight, layout: Any) -> dict[str, Any]:
+        """The same for a wire of frames from all ranks, or all others."""
+        return self._options(flight, layout, partial(self._sender_of, layout))
+
+    def _refused(self, place: object, sender: int | None, error: WireError) -> WireError:
         return WireError(
-            f"rank {self._rank}: {flight}: corrupted wire from rank {sender}: {error}", sender
+            f"rank {self._rank}: {place}: corrupted wire from rank {sender}: {error}", sender
         )
+
+    def _sender_of(self, layout: Any, error: WireError) -> int:
+        """Whose frame it is in which an error names a frame or a segment."""
+        peer, found = 0, _PLACE.search(str(error))
+        if found is not None:
+            index = int(found[2])
+            peer = index if found[1] == "frame" else layout.segments[index].peer
+        return self._senders()[peer]
+
+    def _senders(self) -> list[int]:
+        """The ranks in the order of their frames: this one is the last."""
+        return [*(r for r in range(self._world_size) if r != self._rank), self._rank]
 
     def _refused_sender(self, flight: Flight) -> int | None:
         """Whose frame is refused, one by one."""
         layout = flight.chunk.wire
         frames = torch.split(flight.wire, list(layout.frame_nbytes))
-        others = [r for r in range(self._world_size) if r != self._rank]
-        for slot, sender in enumerate([*others, self._rank]):
+        for slot, sender in enumerate(self._senders()):
             alone = layout.for_peer(slot)
+            out = torch.empty(alone.span, device=self.device)
             try:
-                alone.decode(frames[slot], out=torch.empty(alone.span), verify=flight.job.verify)
+                alone.decode(frames[slot], out=out, verify=flight.job.verify)
             except WireError:
                 return sender
         return None

@@ -4,6 +4,8 @@ Collectives of one group must be issued in one order on all ranks, so the engine
 own: torch, DDP and the user go on with theirs. There are two, one for each hop, because whether a
 chunk's second hop comes before or after the next bucket's first one differs from rank to rank.
 They are not registered with torch.distributed: names of groups made later do not depend on them.
+An engine that issues both hops in one fixed order has one for both, and one on the host's network
+for the comparison of signatures; that of a device is made, and registered, by torch.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from zcomm import arguments
 _GRACE_S = 2.5
 _POLL_S = 0.05
 _GAVE_UP = "gave up in"
+_CPU = torch.device("cpu")
 
 PrefixStore = dist.distributed_c10d.PrefixStore
 
@@ -68,9 +71,17 @@ class Channel:
 
 
 class Transport:
-    """Two channels over the ranks of a group, and a way to find out which rank failed."""
+    """Channels over the ranks of a group, and a way to find out which rank failed."""
 
-    def __init__(self, group: Any, name: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        group: Any,
+        name: str,
+        timeout_s: float,
+        device: torch.device = _CPU,
+        *,
+        in_order: bool = False,
+    ) -> None:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -78,18 +89,26 @@ class Transport:
         self.grace_s = min(_GRACE_S, timeout_s / 4)
         self._reported = False
         self._store = PrefixStore(f"zcomm/{name}", dist.distributed_c10d._get_default_store())
-        self.reduce, self.gather = (
-            Channel(_own_group(group, self._store, hop, timeout_s - self.grace_s))
-            for hop in ("reduce", "gather")
-        )
+        self.deadline_s = timeout_s - self.grace_s
+        if in_order:
+            self.check = Channel(_gloo_group(group, self._store, "check", self.deadline_s))
+            # NCCL ends the process when its time is up: after the engine has said why.
+            hops = _own_group(group, self._store, "hops", timeout_s + self.grace_s, device)
+            self.reduce = self.gather = Channel(hops)
+        else:
+            self.reduce, self.gather = (
+                Channel(_own_group(group, self._store, hop, self.deadline_s, device))
+                for hop in ("reduce", "gather")
+            )
+            self.check = self.reduce
 
     def abandon(self) -> None:
-        self.reduce.abandon()
-        self.gather.abandon()
+        for channel in {self.check, self.reduce, self.gather}:
+            channel.abandon()
 
     def release(self) -> None:
-        self.reduce.release()
-        self.gather.release()
+        for channel in {self.check, self.reduce, self.gather}:
+            channel.release()
 
     def report(self, text: str) -> None:
         """Tells the others that this rank failed, or gave up because another did; once."""
@@ -141,30 +160,37 @@ class Transport:
             sleep(_POLL_S)
 
 
-def _own_group(group: Any, store: Any, hop: str, timeout_s: float) -> Any:
+def _own_group(group: Any, store: Any, name: str, timeout_s: float, device: torch.device) -> Any:
     """A group over the same ranks. Not gloo: through torch, which must register it."""
-    timeout = timedelta(seconds=timeout_s)
-    if isinstance(_cpu_backend(group), dist.ProcessGroupGloo):
-        inner = PrefixStore(hop, store)
-        return dist.ProcessGroupGloo(
-            inner, dist.get_rank(group), dist.get_world_size(group), timeout
-        )
+    backend = _backend(group, device)
+    if isinstance(backend, dist.ProcessGroupGloo):
+        return _gloo_group(group, store, name, timeout_s)
     return dist.new_group(
         dist.get_process_group_ranks(group or dist.group.WORLD),
-        timeout=timeout,
-        backend=dist.get_backend(group),
+        timeout=timedelta(seconds=timeout_s),
+        backend=dist.get_backend(group) if device.type == "cpu" else backend.name(),
         use_local_synchronization=True,
     )
 
 
-def _cpu_backend(group: Any) -> Any:
+def _gloo_group(group: Any, store: Any, name: str, timeout_s: float) -> Any:
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    timeout = timedelta(seconds=timeout_s)
+    return dist.ProcessGroupGloo(PrefixStore(name, store), rank, world_size, timeout)
+
+
+def _backend(group: Any, device: torch.device) -> Any:
+    """What of a group sends tensors of a device; None if nothing does."""
     whole: Any = group or dist.group.WORLD
-    return whole._get_backend(torch.device("cpu"))
+    try:
+        return whole._get_backend(device)
+    except RuntimeError:
+        return None
 
 
-def group_timeout_s(group: Any) -> float:
+def group_timeout_s(group: Any, device: torch.device = _CPU) -> float:
     """The timeout that a group was made with."""
-    timeout = getattr(getattr(_cpu_backend(group), "options", None), "_timeout", None)
+    timeout = getattr(getattr(_backend(group, device), "options", None), "_timeout", None)
     return (timeout or dist.default_pg_timeout).total_seconds()
 
 
@@ -183,10 +209,21 @@ def expect_sendable(t: Tensor, what: str, remedy: str = "") -> None:
     if t.dtype not in arguments.SENT_DTYPES:
         known = arguments.dtype_names(arguments.SENT_DTYPES)
         raise ValueError(f"{what}: expected dtype {known}, got {t.dtype}{remedy}")
-    if t.device.type != "cpu":
+    if t.device.type not in ("cpu", "cuda"):
         raise ValueError(
-            f"{what}: expected a tensor on the CPU, got {t.device}; other devices are not "
-            "supported yet"
+            f"{what}: expected a tensor on the CPU or a CUDA device, got one on {t.device}; move "
+            "it there"
+        )
+
+
+def expect_sender(device: torch.device, group: Any, what: str) -> None:
+    """Refuses a group that has no way to send a device's tensors. gloo takes them for some
+    collectives, through the host's memory, but not for an all-to-all."""
+    backend = _backend(group, device)
+    if backend is None or (device.type != "cpu" and isinstance(backend, dist.ProcessGroupGloo)):
+        raise ValueError(
+            f"{what}: expected a group that sends tensors on {device.type}, got backend "
+            f"{dist.get_backend(group)!r}; use init_process_group('cpu:gloo,cuda:nccl')"
         )
 
 
@@ -199,12 +236,17 @@ def exchange(value: Mapping[str, str], group: Any) -> tuple[Sequence[Mapping[str
 
 def gather_bytes(mine: bytes, group: Any = None) -> list[bytes]:
     """Every rank's bytes, in rank order. (torch's own collectives of objects need NumPy.)"""
-    world_size = dist.get_world_size(group)
-    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(world_size)]
-    dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
-    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+    sizes = [int(size) for size in _gather(torch.tensor([len(mine)], device="cpu"), group)]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
     if mine:
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    everyone = [torch.empty_like(padded) for _ in range(world_size)]
-    dist.all_gather(everyone, padded, group=group)
-    return [ctypes.string_at(t.data_ptr(), int(size)) for t, size in zip(everyone, sizes)]
+    everyone = _gather(padded, group)
+    return [ctypes.string_at(t.data_ptr(), size) for t, size in zip(everyone, sizes)]
+
+
+def _gather(mine: Tensor, group: Any) -> list[Tensor]:
+    """Every rank's tensor, of the same size; by way of the device if the group has no other."""
+    sent = mine if _backend(group, _CPU) is not None else mine.cuda()
+    everyone = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, sent, group=group)
+    return [theirs.cpu() for theirs in everyone]

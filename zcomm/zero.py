@@ -280,7 +280,7 @@ class ShardedOptimizer(Optimizer):
         factor = float(max_norm) / (norm + 1e-6)
         if sums and not factor >= 1.0:  # a NaN spreads, as in torch
             torch._foreach_mul_(sums, factor)
-        return torch.tensor(norm)
+        return torch.tensor(norm, device=self.compressor.device)
 
     def _unscale(
         self, gradients: Sequence[ShardedGradient], found_inf: Tensor, inv_scale: Tensor

@@ -130,7 +130,9 @@ def _sent_runs(opt: Sharded, shard: Shard, whole: Tensor | None, source: int) ->
 def _in_memory_order(shard: Shard, whole: Tensor) -> Tensor:
     """A value for each element, in the order of the parameter's memory."""
     p = shard.parameter
-    ordered = torch.empty_strided(p.shape, p.stride(), dtype=shard.tensor.dtype).copy_(whole)
+    like = shard.tensor
+    ordered = torch.empty_strided(p.shape, p.stride(), dtype=like.dtype, device=like.device)
+    ordered.copy_(whole)
     return ordered.as_strided((p.numel(),), (1,))
 
 
@@ -162,7 +164,7 @@ def _gathered(opt: Sharded, shard: Shard, mine: Tensor, to: int) -> Tensor | Non
         if mine.numel():
             dist.send(mine.contiguous(), group=group, group_dst=to)
         return None
-    whole = torch.empty(shard.item.numel, dtype=mine.dtype)
+    whole = torch.empty(shard.item.numel, dtype=mine.dtype, device=mine.device)
     whole[shard.start : shard.stop] = mine
     for rank in range(compressor.world_size):
         part = whole[bounds[rank] : bounds[rank + 1]]

@@ -45,7 +45,7 @@ def gather_run(compressor: Compressor, shard: Shard, mine: Tensor, what: str) ->
     item = shard.item._replace(codec=PLAIN, offset=0)
     size = compressor.settings.chunk_size(compressor.world_size)
     chunks = make_chunks([item], compressor.rank, compressor.world_size, size, raw)
-    whole = torch.empty(item.numel, dtype=source.dtype)
+    whole = torch.empty(item.numel, dtype=source.dtype, device=source.device)
     what = f"{what} of {shard.name!r}"
     compressor.run(Job(what, chunks, source, whole, reduce=False, gather=True, signature=what))
     compressor.raise_failure()

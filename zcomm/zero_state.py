@@ -24,7 +24,7 @@ from zcomm import arguments
 from zcomm.checkpoint_tensors import ResidualRow, SavedRow, SharedCopy, StateShard
 from zcomm.compressor import Compressor
 from zcomm.elementwise import ELEMENT
-from zcomm.feedback import HopStorage
+from zcomm.hop_storage import HopStorage
 from zcomm.shards import Shard
 
 _VERSION = 1
@@ -50,6 +50,7 @@ class Sharded(Protocol):
 def state_dict(opt: Sharded) -> dict[str, Any]:
     """References to the optimizer's own memory, as in torch."""
     compressor = opt.compressor
+    compressor.settle()
     compressor.buckets.hold_all()
     about = {
         **opt.identity(),
@@ -83,6 +84,7 @@ def load_state_dict(opt: Sharded, state: Mapping[str, Any]) -> list[tuple[Shard,
 
     Returns this rank's runs of shared copies of which other ranks do not have theirs yet.
     """
+    opt.compressor.settle()
     about = checked_about(opt, state)
     loaded = [_Loaded(shard, kinds, state) for shard, kinds in _kinds(opt)]
     rows = _checked_rows(opt.compressor, state["residuals"]["sent"])

@@ -16,7 +16,7 @@ namespace py = pybind11;
 using zcomm::cuda::Plan;
 
 PYBIND11_MODULE(ZC_MODULE, m) {
-  py::class_<Plan>(m, "Plan")
+  py::class_<Plan>(m, "Plan", py::module_local())
       .def(py::init([](const zcomm::SegmentRows& segments, const zcomm::FrameRows& frames) {
              return Plan(zcomm::layout_from_rows(segments, frames));
            }),

@@ -75,6 +75,12 @@ ZC_FN std::uint64_t write_codes(const TileSection& section, int first, std::uint
          write_piece(section, byte + 1, static_cast<std::uint8_t>(packed >> 8 | other << 4));
 }
 
+// What read_codes reads at once. The last piece of a section may reach into its padding.
+template <int Width>
+inline constexpr int kPieceNbytes = Width == 8   ? 4
+                                    : Width == 4 ? 2
+                                                 : 1;
+
 // Reads them; adds each byte to `sum` once.
 template <int Width>
 ZC_FN std::uint32_t read_codes(const TileSection& section, int first, std::uint64_t& sum) {

@@ -127,12 +127,14 @@ ZC_FN void decode_groups(const DecodeTile& tile, const Codec& codec, int a,
   }
 }
 
-ZC_FN void check_paddings(const DecodeArgs& args, std::uint32_t index, unsigned long long* parts) {
+ZC_FN void check_paddings(const DecodeArgs& args, std::uint32_t index, unsigned long long* parts,
+                          int codes_piece_nbytes = 1) {
   const DeviceSegment& segment = args.tables.segments[index];
   for (int w = 0; w < args.count; ++w) {
     std::uint64_t part = 0;
     for (int i = 0; i < 3; ++i) {
-      part += check_padding(args, section_of(args, segment, i, w), w, index);
+      const int piece_nbytes = i == 1 ? codes_piece_nbytes : 1;
+      part += check_padding(args, section_of(args, segment, i, w), w, index, piece_nbytes);
     }
     add_part(args, parts, w, part);
   }
@@ -162,7 +164,9 @@ ZC_FN void decode_tile(const DecodeArgs& args) {
     ZC_NO_UNROLL for (; a < strip.end; a += step) {
       decode_groups<Codec, Rows, false>(tile, codec, a, parts);
     }
-    if (strip.ends_segment) check_paddings(args, strip.segment, parts);
+    if (strip.ends_segment) {
+      check_paddings(args, strip.segment, parts, kPieceNbytes<Codec::kWidth>);
+    }
   }
   finish_decode(args, strip.frame, parts);
 }

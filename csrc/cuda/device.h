@@ -12,10 +12,14 @@
 #define ZC_DYNAMIC_SHARED(type, name) extern __shared__ type name[]
 #define ZC_UNROLL _Pragma("unroll")
 #define ZC_NO_UNROLL _Pragma("unroll 1")
+// An address that was read from memory: without this the compiler does not know which memory it is
+// of.
+#define ZC_IS_GLOBAL(p) __builtin_assume(__isGlobal(p))
 #else
 #include "emulator/cuda.h"
 #define ZC_UNROLL
 #define ZC_NO_UNROLL
+#define ZC_IS_GLOBAL(p)
 #endif
 
 namespace zcomm::cuda {

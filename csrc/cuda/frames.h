@@ -146,13 +146,15 @@ ZC_FN Section section_of(const DecodeArgs& args, const DeviceSegment& segment, i
           section_weight(args.tables, segment, i), segment.used[i]};
 }
 
-// Padding bytes of a section must be 0; for one warp. They are part of the checksum all the same.
+// Padding bytes of a section must be 0; for one warp. They are part of the checksum all the same,
+// unless its last piece of `piece_nbytes` has counted them.
 ZC_FN std::uint64_t check_padding(const DecodeArgs& args, const Section& section, int w,
-                                  std::uint32_t segment) {
+                                  std::uint32_t segment, int piece_nbytes) {
   const std::int64_t at = section.used + lane_index();
   if (at >= align16(section.used) || section.bytes[at] == 0) return 0;
   refuse(args, kFaultPadding, w, segment, 0);
-  return checksum_part(section.bytes[at], section.weight, at);
+  const std::int64_t read = (section.used + piece_nbytes - 1) & -std::int64_t{piece_nbytes};
+  return at < read ? 0 : checksum_part(section.bytes[at], section.weight, at);
 }
 
 }  // namespace zcomm::cuda

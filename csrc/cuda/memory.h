@@ -40,6 +40,7 @@ struct Vector<16> {
 // Elements p[0..valid); the others are 0.
 template <class T>
 ZC_FN void read4(const std::uint8_t* p, int valid, T x[4]) {
+  ZC_IS_GLOBAL(p);
   using V = typename Vector<4 * sizeof(T)>::Type;
   if (valid == 4 && is_aligned(p, sizeof(V))) {
     const V v = *reinterpret_cast<const V*>(p);
@@ -51,6 +52,7 @@ ZC_FN void read4(const std::uint8_t* p, int valid, T x[4]) {
 
 template <class T>
 ZC_FN void write4(std::uint8_t* p, int valid, const T x[4]) {
+  ZC_IS_GLOBAL(p);
   using V = typename Vector<4 * sizeof(T)>::Type;
   if (valid == 4 && is_aligned(p, sizeof(V))) {
     V v;

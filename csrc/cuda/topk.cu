@@ -8,15 +8,15 @@ namespace zcomm::cuda {
 // Writes the entries of a row, and e. Entries begin at next.position, and next.ties of the elements
 // at the threshold are among them.
 ZC_FN std::uint64_t write_entries(const Section& offsets, const Section& values,
-                                  std::uint32_t threshold, int first, int valid, const float v[4],
+                                  std::uint32_t threshold, int first, const float v[4],
                                   TopkStrip& next, float e[4]) {
   const unsigned lower = (1u << lane_index()) - 1;
   bool above[4], equal[4];
   std::uint32_t above_before = 0, above_total = 0, equal_before = 0, equal_total = 0;
   ZC_UNROLL for (int j = 0; j < 4; ++j) {
     const std::uint32_t u = bits(v[j]) & kAbsMask;
-    above[j] = j < valid && u > threshold;
-    equal[j] = j < valid && u == threshold;
+    above[j] = u > threshold;
+    equal[j] = u == threshold;
     const unsigned are_above = __ballot_sync(kAllLanes, above[j]);
     const unsigned are_equal = __ballot_sync(kAllLanes, equal[j]);
     above_before += __popc(are_above & lower), above_total += __popc(are_above);
@@ -52,8 +52,7 @@ ZC_FN std::uint64_t write_strip(const EncodeArgs& args, const Strip& strip,
   const auto write_row = [&](int a, const Place<1>& place, const float v[4]) {
     const int first = a + 4 * lane_index();
     float e[1][4];
-    sum += write_entries(offsets, values, threshold, from_range + first, place.valid(0, place.m), v,
-                         next, e[0]);
+    sum += write_entries(offsets, values, threshold, from_range + first, v, next, e[0]);
     if (residual.type == kResidualNone) return;
     write_residual<1>(residual, place, first, a / kRow, false, e);
   };

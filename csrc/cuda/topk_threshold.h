@@ -62,12 +62,11 @@ ZC_FN void find_digit(const EncodeArgs& args) {
   const std::uint32_t prefix = is_first ? 0 : topk.prefix;
   const Residual residual(args, segment, strip.segment, strip.tile);
   bool not_finite = false;
-  const auto count_row = [&](int, const Place<1>& place, const float v[4]) {
-    const int valid = place.valid(0, place.m);
+  const auto count_row = [&](int, const Place<1>&, const float v[4]) {
     ZC_UNROLL for (int j = 0; j < 4; ++j) {
       const std::uint32_t u = bits(v[j]) & kAbsMask;
       not_finite |= u >= kInfBits;
-      if (j < valid && u >> (Shift + Width) == prefix) {
+      if (u >> (Shift + Width) == prefix) {
         atomicAdd(&histogram[u >> Shift & (bins - 1)], 1u);
       }
     }
@@ -120,12 +119,11 @@ ZC_FN void count_strips(const EncodeArgs& args) {
   const std::uint32_t threshold = topk.prefix;
   const Residual residual(args, segment, strip.segment, strip.tile);
   TopkStrip own = {};
-  const auto count_row = [&](int, const Place<1>& place, const float v[4]) {
-    const int valid = place.valid(0, place.m);
+  const auto count_row = [&](int, const Place<1>&, const float v[4]) {
     ZC_UNROLL for (int j = 0; j < 4; ++j) {
       const std::uint32_t u = bits(v[j]) & kAbsMask;
-      own.position += j < valid && u > threshold;
-      own.ties += j < valid && u == threshold;
+      own.position += u > threshold;
+      own.ties += u == threshold;
     }
   };
   for_each_row(args, strip, segment, residual, count_row);

@@ -40,7 +40,8 @@ ZC_FN bool is_last_tile(TopkSegment& topk, const DeviceSegment& segment) {
   return last;
 }
 
-// Calls row(a, place, v) for each row of the warp's strip.
+// Calls row(a, place, v) for each row of the warp's strip. v is 0 behind the segment's end: no
+// magnitude is less and no index higher, so nothing of that is ever among the k.
 template <class Row>
 ZC_FN void for_each_row(const EncodeArgs& args, const Strip& strip, const DeviceSegment& segment,
                         const Residual& residual, const Row& row) {

@@ -7,6 +7,7 @@ namespace zcomm::cuda {
 
 void launch(void (*kernel)(const void*), unsigned ctas, unsigned threads, std::size_t shared_nbytes,
             std::uintptr_t, const void* args) {
+  if (!kernel) throw emu::Error("expected a kernel, got one that this module was built without");
   emu::launch(kernel, {ctas}, {threads}, shared_nbytes, args);
 }
 

@@ -1,4 +1,4 @@
-"""CUDA on this machine: compiler, driver, torch's build. zcomm has no use for it yet."""
+"""GPUs on this machine: driver, torch's build, zcomm's own kernels, and the compiler."""
 
 from __future__ import annotations
 
@@ -7,36 +7,72 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from zcomm.cli.finding import NOTE, Finding
+from zcomm.cli.finding import NOTE, OK, PROBLEM, Finding
+from zcomm.kernels import cuda
 
 _PROC_DRIVER = Path("/proc/driver/nvidia/version")
 _ANSWER_S = 20.0
+SELF_TEST = "python -m zcomm.selftest --device cuda"
 
 
 def check() -> Finding:
-    """Never a problem: CPU tensors are all that zcomm compresses for now."""
-    gpus = _gpus()
-    found = {"nvcc": _nvcc(), "driver": _driver(), "cuda": torch.version.cuda, "gpus": gpus}
+    """A problem only where there is a GPU that torch can use and zcomm cannot."""
+    gpus, kernels_absent = _gpus(), cuda.missing()
+    found: dict[str, Any] = {
+        "nvcc": _nvcc(),
+        "driver": driver(),
+        "cuda": torch.version.cuda,
+        "gpus": gpus,
+        "kernels_absent": kernels_absent,
+    }
     lines = [
         f"nvcc {found['nvcc'] or 'not found'}, driver {found['driver'] or 'not found'}, torch "
         + (f"for CUDA {found['cuda']}" if found["cuda"] else "without CUDA"),
         *(f"GPU: {name}" for name in gpus),
-        "zcomm is CPU only for now: it needs none of these, and gradients on a GPU are refused.",
+        f"zcomm's CUDA kernels: {'absent: ' + kernels_absent if kernels_absent else 'there'}",
     ]
-    return Finding(NOTE, lines, details=found)
+    if gpus and kernels_absent:
+        meaning = "Gradients on these GPUs are refused; those on the CPU are compressed."
+        return Finding(PROBLEM, [*lines, meaning], _remedy(kernels_absent), found)
+    if gpus:
+        meaning = f"Gradients on these GPUs are compressed there. To test the kernels: {SELF_TEST}"
+        return Finding(OK, [*lines, meaning], "", found)
+    meaning = f"Gradients on the CPU need none of this. No GPU can be used: {absent()}"
+    return Finding(NOTE, [*lines, meaning], "", found)
 
 
-def _nvcc() -> str | None:
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    path = shutil.which("nvcc") or shutil.which(str(Path(home, "bin", "nvcc")))
-    found = re.search(r"release [\d.]+, V([\d.]+)", _answer([path, "--version"])) if path else None
-    return found[1] if found else None
+def absent() -> str:
+    """Why torch can use no GPU here, and the remedy; "" if it can."""
+    if torch.version.cuda is None:
+        return (
+            f"torch was built without CUDA ({torch.__version__}); install a CUDA build of it, "
+            "see pytorch.org/get-started"
+        )
+    if torch.cuda.is_available():
+        return ""
+    if driver() is None:
+        return "no CUDA driver; install NVIDIA's driver: nvidia-smi must work"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        return f"torch finds no GPU under CUDA_VISIBLE_DEVICES={hidden!r}; unset it"
+    return (
+        f"torch for CUDA {torch.version.cuda} finds no GPU with driver {driver()}; compare the "
+        "driver with what this CUDA needs: nvidia-smi"
+    )
 
 
-def _driver() -> str | None:
+def describe(index: int) -> str:
+    """A GPU's name and compute capability."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"{torch.cuda.get_device_name(index)}, compute capability {major}.{minor}"
+
+
+def driver() -> str | None:
+    """The driver's version, if there is one."""
     if _PROC_DRIVER.exists():
         found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", _PROC_DRIVER.read_text())
         if found:
@@ -47,10 +83,26 @@ def _driver() -> str | None:
     return found[0] if found else None
 
 
+def _remedy(kernels_absent: str) -> str:
+    if isinstance(cuda.load(), str):
+        return (
+            "Install a wheel of zcomm with CUDA kernels, or build it where nvcc is: "
+            "ZCOMM_CUDA=1 pip install ."
+        )
+    return f"Make the CUDA driver usable for zcomm ({kernels_absent}), or train on the CPU."
+
+
+def _nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    path = shutil.which("nvcc") or shutil.which(str(Path(home, "bin", "nvcc")))
+    found = re.search(r"release [\d.]+, V([\d.]+)", _answer([path, "--version"])) if path else None
+    return found[1] if found else None
+
+
 def _gpus() -> list[str]:
     if not torch.cuda.is_available():
         return []
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return [describe(i) for i in range(torch.cuda.device_count())]
 
 
 def _answer(command: list[str]) -> str:

@@ -38,7 +38,7 @@ def check_vectors() -> Finding:
     whole = vectors.load()
     here = [name for name, missing in zcomm.available_kernels().items() if not missing]
     sets = [name for name in here if name != "cpu"]  # another name for one of the others
-    wrong = {name: vectors.differences(whole, name) for name in sets}
+    wrong = {name: vectors.differences(whole, name, _device_of(name)) for name in sets}
     details = {"vectors": len(whole["vectors"]), "kernels": wrong}
     if any(wrong.values()):
         lines = [
@@ -56,6 +56,10 @@ def check_vectors() -> Finding:
     return Finding(OK, [text], details=details)
 
 
+def _device_of(kernels: str) -> torch.device:
+    return torch.device("cuda" if kernels == "cuda" else "cpu")
+
+
 def check_ranks() -> Finding:
     """Over the interface that gloo would use; if that fails, over loopback as well."""
     interface = gloo_choice(list_interfaces()).interface or LOOPBACK
@@ -63,7 +67,7 @@ def check_ranks() -> Finding:
     details: dict[str, Any] = {"interface": interface, "error": failed, "ranks": results}
     if not failed:
         return judged(results, interface, details)
-    lines = [f"2 ranks over {interface} failed: {_short(failed)}", "The whole error: --json"]
+    lines = [f"2 ranks over {interface} failed: {first_error(failed)}", "The whole error: --json"]
     remedy = "Read the whole error: zcomm doctor --json."
     if interface != LOOPBACK:
         works = not _run(LOOPBACK)[0]
@@ -80,7 +84,7 @@ def check_ranks() -> Finding:
 def _run(interface: str) -> tuple[str, list[Any]]:
     """The error, whole, or "", and what each rank found."""
     env = {"GLOO_SOCKET_IFNAME": interface}
-    with _captured_output() as output:
+    with captured_output() as output:
         try:
             with World(2, group_timeout_s=TIMEOUT_S / 2, env=env) as world:
                 return "", world.run(try_zcomm, timeout_s=TIMEOUT_S)
@@ -89,13 +93,13 @@ def _run(interface: str) -> tuple[str, list[Any]]:
             return f"{error}\n{output.read()}".strip() or repr(error), []
 
 
-def _short(error: str) -> str:
+def first_error(error: str) -> str:
     found = _ERROR_LINE.search(error)
     return reason(found[0] if found else error)
 
 
 @contextlib.contextmanager
-def _captured_output() -> Iterator[IO[str]]:
+def captured_output() -> Iterator[IO[str]]:
     """What this process and its children write, native code too: gloo says that it connects."""
     sys.stdout.flush()
     sys.stderr.flush()

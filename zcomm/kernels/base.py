@@ -56,9 +56,10 @@ class LayoutSegment(Protocol):
 
 
 class KernelLayout(Protocol):
-    """A layout; `native` is where a kernel set keeps its own form of it."""
+    """A layout; `native` and `device_plans` are where kernel sets keep their own forms of it."""
 
     native: Any
+    device_plans: dict[object, Any]
 
     @property
     def segments(self) -> Sequence[LayoutSegment]: ...
@@ -85,6 +86,14 @@ class KernelResiduals(Protocol):
     def in_addresses(self) -> int: ...
     @property
     def out_addresses(self) -> int: ...
+    @property
+    def address_bits(self) -> int:
+        """The bits that are set in any of the addresses: how well they are aligned."""
+        ...
+
+    def addresses_on(self, device: torch.device) -> tuple[int, int]:
+        """Where copies of the two tables lie in a device's memory."""
+        ...
 
 
 class KernelMemory(Protocol):
@@ -125,6 +134,11 @@ class KernelSet(Protocol):
         out: KernelMemory,
         verify: bool,
         threads: int | None,
+        faults: Tensor | None = None,
     ) -> None:
-        """Overwrites the segments' elements of `out`; raises WireError for a refused wire."""
+        """Overwrites the segments' elements of `out`; raises WireError for a refused wire.
+
+        A kernel set that works asynchronously leaves a fault in `faults`, if that is given, and
+        does not wait for the device.
+        """
         ...

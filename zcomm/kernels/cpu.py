@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals
+from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES, frame_rows, segment_rows
 from zcomm.wire import WireError
 
 ISAS = ("scalar", "avx2", "avx512")
 ISA_VARIABLE = "ZCOMM_CPU_ISA"
-_GRAD_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_RESIDUAL_DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 3}
 
 
 class CpuKernels:
@@ -48,13 +47,13 @@ class CpuKernels:
         if residuals is not None:
             inputs = residuals.in_addresses
             outputs = residuals.out_addresses
-            dtype = _RESIDUAL_DTYPES[residuals.dtype]
+            dtype = RESIDUAL_DTYPES[residuals.dtype]
         self._core.encode(
             layout.native or _native(layout),
             self._isa,
             threads or torch.get_num_threads(),
             grad.data_ptr(),
-            _GRAD_DTYPES[grad.dtype],
+            GRAD_DTYPES[grad.dtype],
             prescale,
             inputs,
             outputs,
@@ -71,6 +70,7 @@ class CpuKernels:
         out: KernelMemory,
         verify: bool,
         threads: int | None,
+        faults: Tensor | None = None,
     ) -> None:
         refused = self._core.decode_sum(
             layout.native or _native(layout),
@@ -93,11 +93,7 @@ def _wire_error(index: int, message: str) -> WireError:
 def _native(layout: KernelLayout) -> Any:
     from zcomm import _core
 
-    rows = [
-        (s.codec.id, s.codec.log2_block, s.numel, s.codec.k(s.numel), s.offset, s.peer, start)
-        for s, start in zip(layout.segments, layout.body_starts)
-    ]
-    layout.native = _core.Layout(rows, list(layout.frames))
+    layout.native = _core.Layout(segment_rows(layout), frame_rows(layout))
     return layout.native
 
 

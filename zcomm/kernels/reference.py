@@ -58,6 +58,7 @@ class ReferenceKernels:
         out: KernelMemory,
         verify: bool,
         threads: int | None,
+        faults: Tensor | None = None,
     ) -> None:
         with _subnormals_kept(out.device, layout.numel):
             # A copy starts at an aligned address, so that it can be read as wider integers.

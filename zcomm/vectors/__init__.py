@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from zcomm.codecs import codec
+from zcomm.wire import WireError
 
 PATH = Path(__file__).parent / "vectors.json"
+CPU = torch.device("cpu")
 
 
 def load() -> dict[str, Any]:
@@ -38,11 +40,14 @@ def words(t: Tensor) -> str:
     return " ".join(f"{u & 0xFFFFFFFF:08x}" for u in t.view(torch.int32).tolist())
 
 
-def made(spec: str, given: dict[str, str], prescale: str, kernels: str) -> dict[str, Any]:
+def made(
+    spec: str, given: dict[str, str], prescale: str, kernels: str, device: torch.device = CPU
+) -> dict[str, Any]:
     """The vector that a kernel set makes of an input."""
-    c, residual = codec(spec), values(given["residual"])
+    c, residual = codec(spec), values(given["residual"]).to(device)
     n, factor = residual.numel(), values(prescale).item()
-    wire = c.encode(values(given["input"]), residual, prescale=factor, kernels=kernels)
+    grad = values(given["input"]).to(device)
+    wire = c.encode(grad, residual, prescale=factor, kernels=kernels)
     decoded = c.decode(wire, n, kernels=kernels)
     return {
         "codec": spec,
@@ -53,12 +58,16 @@ def made(spec: str, given: dict[str, str], prescale: str, kernels: str) -> dict[
     }
 
 
-def differences(whole: dict[str, Any], kernels: str) -> list[str]:
+def differences(whole: dict[str, Any], kernels: str, device: torch.device = CPU) -> list[str]:
     """What a kernel set makes differently: none, or it must not be used."""
     found = []
     for expected in whole["vectors"]:
         spec, n = expected["codec"], expected["n"]
-        got = made(spec, whole["inputs"][str(n)], whole["prescale"], kernels)
+        try:
+            got = made(spec, whole["inputs"][str(n)], whole["prescale"], kernels, device)
+        except WireError as error:
+            found.append(f"{spec} of {n} elements: its own wire is refused: {error}")
+            continue
         parts = [part for part in ("wire", "residual", "decoded") if got[part] != expected[part]]
         if parts:
             found.append(f"{spec} of {n} elements: {' and '.join(parts)}")

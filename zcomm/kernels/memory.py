@@ -1,0 +1,73 @@
+"""Memory of kernels that need aligned addresses.
+
+Torch's own tensors lie at multiples of their element's size. Views of foreign bytes need not, and
+wires may be slices at any byte: such memory is copied, and copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from zcomm.kernels.base import KernelMemory, KernelResiduals
+
+_RESIDUAL_ALIGNMENT = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 2}  # int8: bf16 scales
+
+
+def upload(t: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device; from pinned memory, so that nothing waits for it."""
+    if device.type == "cpu":
+        return t.clone()
+    return t.pin_memory().to(device, non_blocking=True)
+
+
+class Aligned:
+    """A flat tensor's memory, or an aligned copy of it; with `read`, of its contents too."""
+
+    def __init__(self, memory: KernelMemory, nbytes: int = 0, *, read: bool = False) -> None:
+        self._memory = memory
+        self._copy: Tensor | None = None
+        self.address = memory.data_ptr()
+        if self.address % (nbytes or memory.dtype.itemsize):
+            assert isinstance(memory, Tensor)
+            self._copy = memory.clone() if read else torch.empty_like(memory)
+            self.address = self._copy.data_ptr()
+
+    def write_back(self, parts: Iterable[tuple[int, int]] | None = None) -> None:
+        """Everything, or elements (first, count)."""
+        if self._copy is None:
+            return
+        for first, count in parts or [(0, self._copy.numel())]:
+            self._memory[first : first + count].copy_(self._copy[first : first + count])
+
+
+class AlignedResiduals:
+    """The tables of residuals, or those of aligned copies."""
+
+    def __init__(self, residuals: KernelResiduals | None) -> None:
+        self._residuals = residuals
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by address
+        if residuals and residuals.address_bits % _RESIDUAL_ALIGNMENT[residuals.dtype]:
+            tensors = [*residuals.inputs, *residuals.outputs]
+            self._copies = {t.data_ptr(): (t, t.clone()) for t in tensors if t is not None}
+
+    def addresses_on(self, device: torch.device) -> tuple[int, int]:
+        """Where they lie in the device's memory."""
+        if self._residuals is None:
+            return 0, 0
+        if not self._copies:
+            return self._residuals.addresses_on(device)
+        self._tables = [
+            upload(torch.tensor([self._copy(t) for t in side], dtype=torch.int64), device)
+            for side in (self._residuals.inputs, self._residuals.outputs)
+        ]
+        return self._tables[0].data_ptr(), self._tables[1].data_ptr()
+
+    def write_back(self) -> None:
+        for t, copy in self._copies.values():
+            t.copy_(copy)
+
+    def _copy(self, t: Tensor | None) -> int:
+        return 0 if t is None else self._copies[t.data_ptr()][1].data_ptr()

@@ -1,0 +1,122 @@
+"""Tests zcomm's kernels on a device of this machine, and prints a report that can be sent.
+
+Everything is compared bit for bit with the reference kernels on the CPU: wires, residuals, sums.
+Damaged wires must be refused. Then small models are trained, and speed is measured.
+
+Ends with exit code 0 if all is right, 1 if anything is wrong, 2 if the device cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from zcomm import contract, vectors
+from zcomm.cli import Paragraphs
+from zcomm.cli.bench_output import expect_writable
+from zcomm.cli.finding import OK, PROBLEM, Finding, guarded, say, show
+from zcomm.cli.units import UsageError
+from zcomm.codecs import codec
+from zcomm.selftest import damage, device, engine, exactness, graphs, speed
+from zcomm.selftest.tally import DO_NOT_TRAIN, Plan
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    try:
+        plan = _plan(args)
+        parts = _parts(args.parts)
+        if args.json:
+            expect_writable(args.json)
+    except UsageError as error:
+        print(f"zcomm.selftest: {error}", file=sys.stderr)
+        return 2
+    environment = device.environment(plan.subject)
+    say("\n".join(f"{name:<20}{value}" for name, value in environment.items()))
+    found = _found(plan, parts)
+    right = all(f.state != PROBLEM for f in found.values())
+    if args.json:
+        args.json.write_text(_json(environment, found, right) + "\n")
+    say("\n" + ("all is right" if right else f"something is wrong. {DO_NOT_TRAIN}"))
+    return 0 if right else 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m zcomm.selftest", description=__doc__, formatter_class=Paragraphs
+    )
+    add = parser.add_argument
+    add("--device", default="cuda", help="cuda (the default), cuda:1, cpu")
+    add("--kernels", metavar="NAME", help="a kernel set other than the device's own")
+    add("--quick", action="store_true", help="fewer cases, smaller tensors")
+    add("--codecs", metavar="LIST", help="some codecs only: int8,lm4:block=32")
+    add("--parts", metavar="LIST", help=f"some parts only: {','.join(PARTS)}")
+    add("--json", type=Path, metavar="FILE", help="write the report as JSON too")
+    return parser
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    subject = device.chosen(args.device, args.kernels)
+    specs = args.codecs.split(",") if args.codecs else contract.SPECS
+    try:
+        return Plan(subject, args.quick, tuple(codec(spec).spec for spec in specs))
+    except ValueError as error:
+        raise UsageError(f"--codecs: {error}") from None
+
+
+def _parts(text: str | None) -> list[str]:
+    names = text.split(",") if text else list(PARTS)
+    for name in names:
+        if name not in PARTS:
+            raise UsageError(f"--parts: expected some of {', '.join(PARTS)}, got {name!r}")
+    return names
+
+
+def _found(plan: Plan, parts: Sequence[str]) -> dict[str, Finding]:
+    found = {}
+    for name in parts:
+        start = time.monotonic()
+        finding = guarded(lambda: PARTS[name](plan))  # noqa: B023 (called at once)
+        seconds = round(time.monotonic() - start, 1)
+        found[name] = Finding(
+            finding.state,
+            [f"{finding.lines[0]} ({seconds:.1f} s)", *finding.lines[1:]],
+            finding.remedy,
+            {**finding.details, "seconds": seconds},
+        )
+        say(show(name, found[name]))
+    return found
+
+
+def _json(environment: dict[str, str], found: dict[str, Finding], right: bool) -> str:
+    parts: dict[str, dict[str, Any]] = {
+        name: {"state": f.state, "text": "\n".join(f.lines), **f.details}
+        for name, f in found.items()
+    }
+    return json.dumps({"right": right, "environment": environment, "parts": parts}, indent=1)
+
+
+def check_vectors(plan: Plan) -> Finding:
+    whole = vectors.load()
+    wrong = vectors.differences(whole, plan.subject.kernels, plan.subject.device)
+    details = {"vectors": len(whole["vectors"]), "wrong": wrong}
+    if wrong:
+        lines = [f"expected the checked-in bytes, got others for {text}" for text in wrong[:5]]
+        return Finding(PROBLEM, lines, DO_NOT_TRAIN, details)
+    return Finding(OK, [f"{len(whole['vectors'])} test vectors, byte for byte"], "", details)
+
+
+PARTS: dict[str, Callable[[Plan], Finding]] = {
+    "contract": exactness.check_contract,
+    "layouts": exactness.check_layouts,
+    "damage": damage.check,
+    "vectors": check_vectors,
+    "graph": graphs.check,
+    "engine": engine.check,
+    "speed": speed.check,
+}

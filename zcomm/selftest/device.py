@@ -1,0 +1,76 @@
+"""Which device and kernel set are tested, and what the report says of the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+
+import zcomm
+from zcomm import kernels
+from zcomm.cli import gpu_tools
+from zcomm.cli.machine import cpu_model
+from zcomm.cli.units import UsageError
+from zcomm.contract import Subject
+from zcomm.kernels import KERNELS_VARIABLE
+
+
+def chosen(name: str, kernel_set: str | None) -> Subject:
+    """Refuses a device or a kernel set that is not here, with the reason."""
+    device = _device(name)
+    if device.type == "cuda":
+        absent = gpu_tools.absent()
+        if absent:
+            raise UsageError(f"--device {name}: {absent}")
+        device = _numbered(device)
+    subject = Subject(kernel_set or os.environ.get(KERNELS_VARIABLE) or device.type, device)
+    try:
+        kernels.select(device, subject.kernels)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"--kernels: {error}") from None
+    return subject
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device: expected cpu, cuda or cuda:1, got {name!r}")
+    return device
+
+
+def _numbered(device: torch.device) -> torch.device:
+    index, count = device.index or 0, torch.cuda.device_count()
+    if index >= count:
+        raise UsageError(f"--device: expected a number below {count}, got {device}")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def environment(subject: Subject) -> dict[str, str]:
+    """What whoever reads the report needs to know."""
+    found = {
+        "zcomm": zcomm.__version__,
+        "torch": f"{torch.__version__}, {_cuda_of_torch()}",
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "processor": f"{cpu_model()}, {torch.get_num_threads()} threads",
+        "driver": gpu_tools.driver() or "none",
+        "device": f"{subject.device}{_gpu(subject.device)}",
+        "kernels": kernels.select(subject.device, subject.kernels).name,
+    }
+    absent = {name: why for name, why in kernels.available().items() if why}
+    return found | {f"absent: {name}": why for name, why in absent.items()}
+
+
+def _cuda_of_torch() -> str:
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+
+
+def _gpu(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    gib = torch.cuda.get_device_properties(device).total_memory / 2**30
+    return f", {gpu_tools.describe(device.index)}, {gib:.0f} GiB"

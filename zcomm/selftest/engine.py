@@ -1,0 +1,215 @@
+"""Training on the device: DDP's hook and ZeRO give the parameters that arithmetic predicts.
+
+The model's gradients are sums of products of small integers, exact in any order and on any device,
+and do not depend on its parameters. So what DDP, the hook and ZeRO must make of them is known:
+for a codec, from the reference kernels on the CPU.
+
+With one rank there is nothing to send: the hook is the identity, and a job is given to an engine by
+hand. Two ranks need two GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import zcomm
+from zcomm import kernels
+from zcomm.chunks import Item, make_chunks
+from zcomm.cli.finding import OK, PROBLEM, Finding, reason
+from zcomm.cli.ranks import World
+from zcomm.cli.self_test import captured_output, first_error
+from zcomm.codecs import codec
+from zcomm.contract import difference
+from zcomm.engines import make_engine
+from zcomm.job import Job
+from zcomm.kernels import KERNELS_VARIABLE
+from zcomm.selftest.tally import DO_NOT_TRAIN, Plan
+from zcomm.settings import Settings
+from zcomm.streams import streams_of
+
+STEPS = 3
+SPECS = ("none", "int8", "lm4")
+# Powers of two: products are exact, so that fused and separate roundings agree.
+LR, MOMENTUM = 2.0**-6, 0.5
+NUMEL = 1_700_001  # chunks of the engine's: several
+BATCH, FEATURES = 16, 384
+TIMEOUT_S = 200.0
+
+
+def check(plan: Plan) -> Finding:
+    device, chosen = plan.subject.device, plan.subject.kernels
+    several = device.type == "cpu" or torch.cuda.device_count() > 1
+    env = {KERNELS_VARIABLE: chosen} if chosen in kernels.NAMES else {}
+    faults: list[str] = []
+    for world_size in (1, 2) if several else (1,):
+        faults += _faults(world_size, str(device), env)
+    tried = f"1 rank{' and 2 ranks' if several else ' (2 ranks need 2 GPUs)'}"
+    details = {"two_ranks": several, "faults": faults}
+    if faults:
+        return Finding(PROBLEM, [reason(fault) for fault in faults[:6]], DO_NOT_TRAIN, details)
+    line = (
+        f"{tried}, {STEPS} steps: compress and ZeroOptimizer with {', '.join(SPECS)} against plain "
+        "DDP and the reference; an engine's reduce-scatter: bit for bit"
+    )
+    own = "" if env else f"with the default kernels, not {chosen}"
+    return Finding(OK, [line, own] if own else [line], "", details)
+
+
+def _faults(world_size: int, device: str, env: dict[str, str]) -> list[str]:
+    with captured_output() as output:
+        try:
+            with World(world_size, group_timeout_s=TIMEOUT_S / 2, env=env) as world:
+                found = world.run(try_training, device, timeout_s=TIMEOUT_S)
+        except (AssertionError, OSError) as error:  # ranks.py: what happened on each rank
+            output.seek(0)
+            text = f"{error}\n{output.read()}".strip()
+            ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
+            return [f"{ranks} failed: {first_error(text)}\n{text}"]
+    return [
+        f"rank {rank} of {world_size}: {f}" for rank, faults in enumerate(found) for f in faults
+    ]
+
+
+def try_training(rank: int, world_size: int, device_name: str) -> list[str]:
+    """Runs on each rank; what is not as it must be."""
+    device, group = torch.device(device_name), None
+    if device.type == "cuda":
+        device = device if world_size == 1 else torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        group = dist.new_group(backend="nccl")
+    run = _Training(rank, world_size, device, group)
+    faults = run.compared("plain DDP", run.plain(), "none", 0)
+    for spec in SPECS:
+        faults += run.compared(f"compress with {spec}", run.hooked(spec), spec, 2)
+        faults += run.compared(f"ZeroOptimizer with {spec}", run.sharded(spec), spec, 1)
+    if world_size == 1:
+        faults += [text for spec in SPECS if (text := _alone(spec, device, group))]
+    return faults
+
+
+class Sums(nn.Module):
+    """Its gradients are target^T @ x, whatever its parameters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(FEATURES, 200), nn.Linear(FEATURES, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((self.wide(x), self.narrow(x)), 1)
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1000 * rank + step)
+    x, target = (
+        torch.randint(-3, 4, (BATCH, width), generator=g).float() for width in (FEATURES, 240)
+    )
+    return x, target
+
+
+def exact_gradients(rank: int, step: int) -> dict[str, Tensor]:
+    x, target = batch(rank, step)
+    weight, bias = target.T @ x, target.sum(0)
+    return {
+        "wide.weight": weight[:200],
+        "wide.bias": bias[:200],
+        "narrow.weight": weight[200:],
+        "narrow.bias": bias[200:],
+    }
+
+
+class _Training:
+    """The same training in several ways; each gives the parameters after the last step."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device, group: Any) -> None:
+        self.rank, self.world_size, self.device, self.group = rank, world_size, device, group
+
+    def plain(self) -> dict[str, Tensor]:
+        ddp = self._wrapped()
+        return self._trained(ddp, self._sgd(ddp))
+
+    def hooked(self, spec: str) -> dict[str, Tensor]:
+        ddp = self._wrapped()
+        handle = zcomm.compress(ddp, spec, timeout_s=TIMEOUT_S / 2)
+        found = self._trained(ddp, self._sgd(ddp))
+        handle.close()
+        return found
+
+    def sharded(self, spec: str) -> dict[str, Tensor]:
+        ddp = self._wrapped()
+        optimizer = zcomm.ZeroOptimizer(
+            ddp, torch.optim.SGD, codec=spec, lr=LR, momentum=MOMENTUM, timeout_s=TIMEOUT_S / 2
+        )
+        found = self._trained(ddp, optimizer)
+        optimizer.handle.close()
+        return found
+
+    def compared(self, way: str, got: dict[str, Tensor], spec: str, hops: int) -> list[str]:
+        """What differs from an SGD that is given the gradients that there must be."""
+        model = self._model()
+        optimizer = self._sgd(model)
+        for step in range(STEPS):
+            for name, p in model.named_parameters():
+                grads = [exact_gradients(r, step)[name] for r in range(self.world_size)]
+                p.grad = _reduced(grads, spec, hops).to(self.device)
+            optimizer.step()
+        found = {name: difference(got[name], p) for name, p in _parameters(model).items()}
+        return [f"{way}: {name}: {text}" for name, text in found.items() if text]
+
+    def _model(self) -> Sums:
+        torch.manual_seed(0)
+        return Sums().to(self.device)
+
+    def _wrapped(self) -> DistributedDataParallel:
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(self._model(), device_ids=ids, process_group=self.group)
+
+    def _sgd(self, model: nn.Module) -> torch.optim.SGD:
+        return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+
+    def _trained(self, ddp: DistributedDataParallel, optimizer: Any) -> dict[str, Tensor]:
+        for step in range(STEPS):
+            x, target = (t.to(self.device) for t in batch(self.rank, step))
+            optimizer.zero_grad()
+            (ddp(x) * target).sum().backward()
+            optimizer.step()
+        return _parameters(ddp.module)
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().cpu() for name, p in model.named_parameters()}
+
+
+def _reduced(grads: list[Tensor], spec: str, hops: int) -> Tensor:
+    """The mean over ranks as it arrives: encoded by each, and once more by its owner."""
+    ranks, shape, n = len(grads), grads[0].shape, grads[0].numel()
+    if ranks == 1 or n < Settings(spec).min_numel:
+        return torch.stack(grads).sum(0) / ranks
+    c = codec(spec)
+    wires = [c.encode(g.flatten(), prescale=1 / ranks, kernels="reference") for g in grads]
+    mean = c.decode_sum(wires, n, kernels="reference")
+    if hops == 2:
+        mean = c.decode(c.encode(mean, kernels="reference"), n, kernels="reference")
+    return mean.view(shape)
+
+
+def _alone(spec: str, device: torch.device, group: Any) -> str:
+    """A reduce-scatter among one rank: what it encodes, it decodes."""
+    c, source = codec(spec), torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    chunks = make_chunks([Item("", c, NUMEL, 0, (0, NUMEL))], 0, 1, Settings(spec).chunk_size(1))
+    target = torch.zeros(NUMEL, device=device)
+    engine = make_engine(group, f"selftest/{spec}", TIMEOUT_S / 2, streams_of(device))
+    job = Job("selftest", chunks, source.to(device), target, reduce=True, gather=False)
+    engine.submit(job)
+    job.wait()
+    engine.settle()
+    engine.stop()
+    if job.error is not None:
+        return f"an engine with {spec}: {type(job.error).__name__}: {job.error}"
+    expected = c.decode(c.encode(source, kernels="reference"), NUMEL, kernels="reference")
+    found = difference(target.cpu(), expected)
+    return f"an engine with {spec}: {found}" if found else ""

@@ -1,0 +1,81 @@
+"""An encode and a decode in a CUDA graph: replayed, they give the bits of the calls themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zcomm.cli.finding import NOTE, Finding
+from zcomm.codecs import codec
+from zcomm.contract import Outcome, Subject, gradient
+from zcomm.kernels.cuda import NO_FAULT, new_faults
+from zcomm.layout import Layout, Residuals, Segment
+from zcomm.selftest.tally import Plan, Tally
+
+_NUMEL = 100_003
+_REPLAYS = 2
+
+
+def check(plan: Plan) -> Finding:
+    if plan.subject.device.type != "cuda":
+        return Finding(NOTE, ["not tried: graphs are captured on CUDA devices"])
+    tally = Tally()
+    for spec in plan.specs:
+        with tally.guarded(spec, "capture"):
+            _check_replays(tally, spec, plan.subject)
+    right = f"encode with residual and decode, captured and replayed {_REPLAYS} times: bit for bit"
+    return tally.finding(right)
+
+
+class _Step:
+    """Encodes a gradient with its residual, which changes, and decodes the wire."""
+
+    def __init__(self, spec: str, subject: Subject) -> None:
+        device = subject.device
+        self.kernels = subject.kernels
+        self.layout = Layout([Segment(codec(spec), _NUMEL)])
+        self.grad = gradient(_NUMEL, ["normal", "outlier", "ties"], torch.float32).to(device)
+        self.residual = torch.zeros(_NUMEL, device=device)
+        self.held = Residuals(self.layout, [self.residual])
+        self.wire = torch.zeros(self.layout.wire_nbytes, dtype=torch.uint8, device=device)
+        self.decoded = torch.zeros(_NUMEL, device=device)
+        self.faults = new_faults(device)
+
+    def run(self) -> None:
+        self.layout.encode(self.grad, self.held, out=self.wire, kernels=self.kernels)
+        self.layout.decode(self.wire, out=self.decoded, kernels=self.kernels, faults=self.faults)
+
+    def clear(self) -> None:
+        for t in (self.residual, self.wire, self.decoded):
+            t.zero_()
+
+    def outcome(self) -> Outcome:
+        now = (self.wire, self.residual, self.decoded)
+        return Outcome(*(t.to("cpu", copy=True) for t in now))
+
+
+def _check_replays(tally: Tally, spec: str, subject: Subject) -> None:
+    step = _Step(spec, subject)
+    # Tables and scratch memory belong to a layout and a stream: its first call makes them.
+    stream = torch.cuda.Stream(subject.device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(subject.device))
+    expected: list[Outcome] = []
+    with torch.cuda.stream(stream):
+        for _ in range(_REPLAYS):
+            step.run()
+            expected.append(step.outcome())
+        step.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step.run()
+    with torch.cuda.stream(stream):
+        for i, wanted in enumerate(expected):
+            graph.replay()
+            for name, got in step.outcome()._asdict().items():
+                what = f"{name} of replay {i + 1}"
+                tally.same(spec, what, got, getattr(wanted, name))
+    tally.same(spec, "faults", step.faults.cpu().to(torch.int32), _none())
+
+
+def _none() -> Tensor:
+    return torch.tensor([NO_FAULT], dtype=torch.int32)
