@@ -129,7 +129,7 @@ build/sanitize/%.o: csrc/%.cpp
 
 # The source of the CUDA kernels on the emulator, under the same sanitizers, against the CPU's kernels.
 # They read wires in pieces of other types than they wrote: no strict aliasing.
-GPU_CASES ?= 1000
+GPU_CASES ?= 3500
 GPU_SANITIZE_FLAGS := $(SANITIZE_FLAGS) -fno-strict-aliasing -DZC_EMULATED
 GPU_SOURCES := $(wildcard csrc/cuda/*.cu csrc/emulator/*.cpp) csrc/cuda/plan.cpp csrc/cuda/launch.cpp
 GPU_SANITIZED := $(patsubst csrc/%,build/gpu-sanitize/%.o,$(basename $(GPU_SOURCES)))

@@ -53,6 +53,7 @@ class Build:
         return [f for f in files if not self.kernels or f.stem in self.kernels]
 
 
+@cache
 def load(build: Build) -> Any:
     """The module, built if need be."""
     path = build_module(build)
@@ -152,7 +153,7 @@ def ptx_of(source: Path, arch: int, csrc: Path = ROOT / "csrc", cache: Path = CA
 
 
 def _compiled(build: Build, source: Path, flags: Sequence[str] = ()) -> Path:
-    level = "-O1" if source.suffix == ".cu" or source.parent == build.cache else "-O2"
+    level = "-O1" if source.suffix == ".cu" else "-Og" if source.parent == build.cache else "-O2"
     options = (*CXX_FLAGS, level, *flags, *(SANITIZE if build.sanitize else ()))
     key = _digest([*options, source.read_text(), *_headers(build.csrc)])
     out = build.cache / f"{source.stem}_{key}.o"
@@ -171,7 +172,8 @@ def _includes(csrc: Path) -> list[str]:
 
 @cache
 def _headers(csrc: Path) -> tuple[str, ...]:
-    return tuple(_texts(sorted(csrc.rglob("*.h"))))
+    """Of all that kernels and their host code may include."""
+    return tuple(_texts(f for f in sorted(csrc.rglob("*.h")) if f.parent.name != "tests"))
 
 
 def _texts(files: Iterable[Path]) -> list[str]:

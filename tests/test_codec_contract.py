@@ -165,6 +165,34 @@ def test_sums_of_one_to_nine_wires(spec: str, kernels: str) -> None:
         assert torch.equal(torch.stack(wires), before)
 
 
+@cache
+def wires_of_many_magnitudes(spec: str) -> tuple[list[Tensor], Tensor]:
+    """Five wires that round differently in another order, and their sum."""
+    c, n = codec(spec), 1153
+    # The largest elements, which topk sends, are the same in all wires.
+    size = torch.where(torch.arange(n) < c.k(n), 9.0, 1.0)
+    grads = [
+        (gradient(n, ["normal"], torch.float32, seed=w) % 1.0 + 1.0) * size * 2.0**power
+        for w, power in enumerate((0, 23, 11, -2, 22))
+    ]
+    wires = [c.encode(grad, kernels="reference") for grad in grads]
+    return wires, c.decode_sum(wires, n, kernels="reference")
+
+
+@every_kernel_set
+@every_codec
+def test_sums_are_taken_in_the_order_of_the_wires(spec: str, kernels: str) -> None:
+    wires, expected = wires_of_many_magnitudes(spec)
+    assert_same(codec(spec).decode_sum(wires, 1153, kernels=kernels), expected, "sum")
+    for i, j in ((0, 2), (1, 3), (0, 4)):
+        swapped = list(wires)
+        swapped[i], swapped[j] = wires[j], wires[i]
+        other = codec(spec).decode_sum(swapped, 1153, kernels="reference")
+        if not torch.equal(other, expected):
+            return
+    raise AssertionError("expected inputs whose sum depends on the order")
+
+
 # 3. Nothing is lost. 4. Not-a-number is loud.
 
 

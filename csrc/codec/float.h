@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
-// The formats are written once, for hosts and for devices: files that nvcc compiles hold nothing but
-// device code.
+// The formats are written once, for hosts and for devices: files that nvcc compiles hold nothing
+// but device code.
 #if defined(__CUDACC__)
 #define ZC_FN __device__ __forceinline__
 #define ZC_TABLE __device__ constexpr

@@ -153,8 +153,8 @@ ZC_FN std::uint64_t check_padding(const DecodeArgs& args, const Section& section
   const std::int64_t at = section.used + lane_index();
   if (at >= align16(section.used) || section.bytes[at] == 0) return 0;
   refuse(args, kFaultPadding, w, segment, 0);
-  const std::int64_t read = (section.used + piece_nbytes - 1) & -std::int64_t{piece_nbytes};
-  return at < read ? 0 : checksum_part(section.bytes[at], section.weight, at);
+  const std::int64_t counted = (section.used + piece_nbytes - 1) & -std::int64_t{piece_nbytes};
+  return at < counted ? 0 : checksum_part(section.bytes[at], section.weight, at);
 }
 
 }  // namespace zcomm::cuda

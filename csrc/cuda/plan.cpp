@@ -99,6 +99,9 @@ Plan::Plan(const Layout& layout)
   for (const Segment& s : layout.segments) {
     DeviceSegment d = device_segment(s);
     if (s.codec == kTopk) {
+      if (s.n > kTopkMaxElements) {
+        throw std::invalid_argument("layout: expected less than 2^32 elements in a topk segment");
+      }
       d.topk_index = topk_segments_++;
       d.first_strip = topk_strips_;
       topk_strips_ += static_cast<std::int64_t>(d.tiles) * kWarps;

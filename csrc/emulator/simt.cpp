@@ -55,7 +55,8 @@ class IdleCtas {
   std::vector<std::unique_ptr<Cta>> idle_;
 };
 
-IdleCtas idle_ctas;
+// Never destroyed: at the end of a process others may be gone already.
+IdleCtas& idle_ctas = *new IdleCtas;
 
 // A launch under way: OS threads take CTAs until there are none, or one has failed.
 class Run {

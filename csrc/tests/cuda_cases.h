@@ -1,5 +1,5 @@
 // Random layouts, gradients and residuals for the CUDA kernels: mostly small, and at the borders of
-// strips, tiles and topk's ranges.
+// strips, tiles and topk's ranges. And what the CPU makes of them.
 #pragma once
 
 #include "tests/cuda_device.h"
@@ -80,9 +80,13 @@ inline void silence(Random& random, const Segment& s, GradType type, const Bytes
   if (random.below(3) == 0) at[nbytes - width] = 1;
 }
 
+// Half of the time a finite one: a number that is not hides the sums of topk's whole segment.
+inline int random_kind(Random& random) {
+  return static_cast<int>(random.below(random.below(2) ? int{kAnyBits} : kKinds + 1));
+}
+
 inline Bytes random_grad(Random& random, const Call& call) {
-  const int kind = static_cast<int>(random.below(kKinds + 1));
-  Bytes grad = make_grad(span(call.layout), call.grad_type, kind, random.next(),
+  Bytes grad = make_grad(span(call.layout), call.grad_type, random_kind(random), random.next(),
                          random_shift(random, grad_width(call.grad_type)));
   for (const Segment& s : call.layout.segments) {
     if (random.below(6) == 0) silence(random, s, call.grad_type, grad);
@@ -113,6 +117,47 @@ inline std::vector<Feedback> random_feedback(Random& random, const Call& call) {
                                     : Feedback::kSeparate);
   }
   return feedback;
+}
+
+struct Encoding {
+  Call call;
+  std::vector<Feedback> feedback;  // of each segment
+  Bytes grad;
+  std::vector<Bytes> before;  // residuals, if the call has any
+};
+
+// run(from, to, wire) encodes; `from` and `to` hold an address for each segment.
+template <class Run>
+Encoded encode_by(const Encoding& encoding, const Run& run) {
+  Encoded result{Bytes(static_cast<std::size_t>(wire_nbytes(encoding.call.layout))), {}};
+  std::vector<std::uint64_t> from, to;
+  for (std::size_t i = 0; i < encoding.before.size(); ++i) {
+    const Bytes& before = encoding.before[i];
+    const Feedback feedback = encoding.feedback[i];
+    Bytes after(before.size(), encoding.call.shift);
+    if (feedback != Feedback::kSeparate) std::memcpy(after.data(), before.data(), before.size());
+    const bool none = feedback == Feedback::kNone, in_place = feedback == Feedback::kInPlace;
+    from.push_back(none ? 0 : address(in_place ? after : before));
+    to.push_back(none ? 0 : address(after));
+    result.residuals.push_back(std::move(after));
+  }
+  run(bytes_of(from), bytes_of(to), result.wire);
+  return result;
+}
+
+inline Encoded encode_on_cpu(const Encoding& encoding) {
+  const Call& call = encoding.call;
+  return encode_by(encoding, [&](const Bytes& from, const Bytes& to, const Bytes& wire) {
+    encode({&call.layout, kernels(kIsaScalar), 1, encoding.grad.data(), call.grad_type,
+            call.prescale, reinterpret_cast<const std::uint64_t*>(from.data()),
+            reinterpret_cast<const std::uint64_t*>(to.data()), call.residual_type, wire.data(),
+            call.checksum, call.keep_idle});
+  });
+}
+
+inline Bytes wire_of(const Layout& layout, int kind, std::uint64_t seed) {
+  return encode_on_cpu({Call{layout}, {}, make_grad(span(layout), kGradF32, kind, seed, 0), {}})
+      .wire;
 }
 
 }  // namespace zcomm::test

@@ -6,7 +6,6 @@
 
 namespace zcomm::test {
 
-// Wires lie at multiples of 16, as kernels expect them.
 inline std::uint64_t frame_checksum(const std::uint8_t* frame, std::int64_t nbytes) {
   std::uint64_t sum = 0;
   for (std::int64_t i = 0; i < nbytes / 8; ++i) {
@@ -30,20 +29,34 @@ struct Stretch {
   std::int64_t begin, end;
 };
 
+// A section with its padding, or where it begins (topk's count may be no more than that), its last
+// byte (not all of its bits may be used), or what shares 16 bytes with the padding.
+inline Stretch random_part(Random& random, const Segment& s) {
+  const int i = static_cast<int>(random.below(s.codec == kTopk ? 3 : 2));
+  const std::int64_t begin = s.section(i), used = s.sections.used[i], end = begin + align16(used);
+  switch (random.below(5)) {
+    case 0:
+      return {begin, std::min(begin + 4, end)};
+    case 1:
+      return {begin + std::max<std::int64_t>(used - 1, 0), begin + used};
+    case 2:
+      return {begin + (used & ~std::int64_t{15}), end};
+    default:
+      return {begin, end};
+  }
+}
+
 inline Stretch random_target(Random& random, const Layout& layout) {
   const std::int64_t frames = static_cast<std::int64_t>(layout.frames.size());
   const std::int64_t segments = static_cast<std::int64_t>(layout.segments.size());
-  const std::int64_t aim = random.below(8);
+  const std::int64_t aim = random.below(16);
   if (aim == 0) {
     const std::int64_t start = layout.frames[random.below(frames)].start;
     return {start, start + static_cast<std::int64_t>(sizeof(Header))};
   }
-  if (aim < 7 && segments > 0) {
-    const Segment& s = layout.segments[random.below(segments)];
-    const int i = static_cast<int>(random.below(s.codec == kTopk ? 3 : 2));
-    const std::int64_t used = s.sections.used[i];
-    const std::int64_t skip = random.below(4) ? 0 : used & ~std::int64_t{15};  // the end
-    if (align16(used) > skip) return {s.section(i) + skip, s.section(i) + align16(used)};
+  if (aim < 15 && segments > 0) {
+    const Stretch found = random_part(random, layout.segments[random.below(segments)]);
+    if (found.begin < found.end) return found;
   }
   return {0, wire_nbytes(layout)};
 }
@@ -62,9 +75,7 @@ inline void change_wire(Random& random, const Layout& layout, const Bytes& other
   constexpr std::uint32_t words[] = {0,       1,          0xffff,     0x10000,   0x10001,
                                      0x80000, 0x7fffffff, 0x80000000, 0xffffffff};
   const Stretch target = random_target(random, layout);
-  // The first word of a section may be all of it but padding.
-  const std::int64_t width = random.below(3) ? target.end - target.begin : 4;
-  const std::int64_t at = target.begin + random.below(width);
+  const std::int64_t at = target.begin + random.below(target.end - target.begin);
   std::uint8_t* const half = wire + (at & ~std::int64_t{1});
   const std::int64_t length = 1 + random.below(std::min<std::int64_t>(target.end - at, 40));
   switch (random.below(7)) {
