@@ -5,11 +5,11 @@
 
 namespace zcomm::cuda {
 
-// Rows live in registers: at most 96, 128 or 255 of them. (With more CTAs, some kernels would
+// Rows live in registers: at most 96, 168 or 255 of them. (With more CTAs, some kernels would
 // spill.)
 template <int Rows>
 inline constexpr int kCtas = Rows == 8   ? 2
-                             : Rows == 4 ? 4
+                             : Rows == 4 ? 3
                                          : 5;
 
 }  // namespace zcomm::cuda

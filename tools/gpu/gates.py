@@ -14,9 +14,9 @@ BLOCKS = ("int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign")
 ROWS = (1, 2, 4, 8)  # of 128 elements, in a block
 DIGITS = tuple(f"zc_topk_digit_{i}" for i in range(3))
 
-# Registers of a thread, by rows of a block. A multiprocessor has 65,536, so it runs 5, 4 or 2 CTAs
+# Registers of a thread, by rows of a block. A multiprocessor has 65,536, so it runs 5, 3 or 2 CTAs
 # of 128 threads, and 6 of codecs without blocks. lm* hold a block's rows twice.
-CAPS = {1: 96, 2: 96, 4: 128, 8: 224}
+CAPS = {1: 96, 2: 96, 4: 168, 8: 224}
 LM_CAPS = CAPS | {8: 248}
 OTHER_CAP = 80
 
