@@ -44,7 +44,7 @@ gpu-proof-steps:
 	$(MAKE) --no-print-directory gpu-report
 
 gpu-report: $(VENV)/installed
-	$(BIN)/python tools/gpu_report.py --check
+	$(BIN)/python tools/gpu_report.py
 
 demo: $(VENV)/installed
 	$(BIN)/zcomm demo $(DEMO_ARGS)
