@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 import zcomm
 import zcomm.kernels
+from failing_training import TIMEOUT_S, backward, damage, model
 from raised import Raised, raised
 from ranks import World, run_ranks
 from recorded_streams import RecordedEvent, RecordedStreams, device_engines, patched
@@ -32,23 +32,11 @@ from zcomm.parameters import device_of
 from zcomm.transport import Channel, expect_sender
 from zcomm.wire import WireError
 
-TIMEOUT_S = 4.0
-
 
 @pytest.fixture(scope="module")
 def three_ranks() -> Iterator[World]:
     with World(3) as world:
         yield world
-
-
-def model() -> DistributedDataParallel:
-    torch.manual_seed(0)
-    layers = [nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 100), nn.ReLU(), nn.Linear(100, 1)]
-    return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
-
-
-def backward(ddp: DistributedDataParallel) -> None:
-    ddp(torch.randn(4, 64)).sum().backward()
 
 
 # Wires that arrive damaged.
@@ -110,8 +98,7 @@ class DamagingChannel(Channel):
         work = super().all_to_all(out, send, out_splits, send_splits)
         if self.hop == 0:
             work.wait()
-            start = out.numel() - next(n for n in reversed(out_splits) if n)
-            out[start + self.byte] ^= 4
+            damage(out, out_splits, self.byte)
         self.hop -= 1
         return work
 

@@ -16,28 +16,17 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
+from failing_training import TIMEOUT_S, backward, damage, model
 from raised import Raised, raised
 from ranks import World, run_ranks
 from zcomm.engine import Engine
 from zcomm.transport import Channel
-
-TIMEOUT_S = 4.0
 
 
 @pytest.fixture(scope="module")
 def three_ranks() -> Iterator[World]:
     with World(3) as world:
         yield world
-
-
-def model() -> DistributedDataParallel:
-    torch.manual_seed(0)
-    layers = [nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 100), nn.ReLU(), nn.Linear(100, 1)]
-    return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
-
-
-def backward(ddp: DistributedDataParallel) -> None:
-    ddp(torch.randn(4, 64)).sum().backward()
 
 
 # Ranks that are configured differently.
@@ -193,8 +182,7 @@ class DamagingChannel(Channel):
         work = super().all_to_all(out, send, out_splits, send_splits)
         if out.dtype is torch.uint8:  # a chunk, not the signatures in front
             work.wait()
-            start = out.numel() - next(n for n in reversed(out_splits) if n)
-            out[start + self.byte] ^= 4
+            damage(out, out_splits, self.byte)
         return work
 
 

@@ -7,12 +7,9 @@
 namespace zcomm::cuda {
 
 template <>
-struct BlockCodec<Fp8> {
+struct BlockCodec<Fp8> : UnrotatedCodec {
   static constexpr int kWidth = Fp8::kWidth;
-  static constexpr bool kRotated = false;
-
-  template <int Rows>
-  ZC_FN explicit BlockCodec(const Place<Rows>&) {}
+  using UnrotatedCodec::UnrotatedCodec;
 
   template <int Rows, bool Full>
   ZC_FN std::uint16_t encode(const Place<Rows>&, const float v[Rows][4], std::uint32_t absmax,
@@ -40,9 +37,6 @@ struct BlockCodec<Fp8> {
     ZC_UNROLL for (int j = 0; j < 4; ++j) found |= (codes >> (8 * j) & 0x7fu) == 0x7fu;
     return found;
   }
-
-  template <int Rows, bool Full>
-  ZC_FN void finish(const Place<Rows>&, float[Rows][4]) const {}
 };
 
 }  // namespace zcomm::cuda

@@ -7,12 +7,9 @@
 namespace zcomm::cuda {
 
 template <>
-struct BlockCodec<Sign> {
+struct BlockCodec<Sign> : UnrotatedCodec {
   static constexpr int kWidth = Sign::kWidth;
-  static constexpr bool kRotated = false;
-
-  template <int Rows>
-  ZC_FN explicit BlockCodec(const Place<Rows>&) {}
+  using UnrotatedCodec::UnrotatedCodec;
 
   template <int Rows, bool Full>
   ZC_FN std::uint16_t encode(const Place<Rows>& place, const float v[Rows][4], std::uint32_t absmax,
@@ -42,9 +39,6 @@ struct BlockCodec<Sign> {
   }
 
   ZC_FN static bool any_unused(std::uint32_t) { return false; }
-
-  template <int Rows, bool Full>
-  ZC_FN void finish(const Place<Rows>&, float[Rows][4]) const {}
 };
 
 }  // namespace zcomm::cuda

@@ -11,14 +11,23 @@ namespace zcomm::cuda {
 template <class Codec>
 struct BlockCodec;
 
-template <int Width, int Q, std::uint16_t Cap>
-struct BlockCodec<Uniform<Width, Q, Cap>> {
-  using Format = Uniform<Width, Q, Cap>;
-  static constexpr int kWidth = Width;
+// A codec whose values are decoded in the gradient's own domain: a lane needs to know nothing about
+// its place, and sums over wires are finished.
+struct UnrotatedCodec {
   static constexpr bool kRotated = false;
 
   template <int Rows>
-  ZC_FN explicit BlockCodec(const Place<Rows>&) {}
+  ZC_FN explicit UnrotatedCodec(const Place<Rows>&) {}
+
+  template <int Rows, bool Full>
+  ZC_FN void finish(const Place<Rows>&, float[Rows][4]) const {}
+};
+
+template <int Width, int Q, std::uint16_t Cap>
+struct BlockCodec<Uniform<Width, Q, Cap>> : UnrotatedCodec {
+  using Format = Uniform<Width, Q, Cap>;
+  static constexpr int kWidth = Width;
+  using UnrotatedCodec::UnrotatedCodec;
 
   // Of a finite block: its scale, codes, and e = v - d.
   template <int Rows, bool Full>
@@ -54,9 +63,6 @@ struct BlockCodec<Uniform<Width, Q, Cap>> {
     }
     return found;
   }
-
-  template <int Rows, bool Full>
-  ZC_FN void finish(const Place<Rows>&, float[Rows][4]) const {}
 };
 
 }  // namespace zcomm::cuda
