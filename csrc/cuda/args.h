@@ -41,7 +41,8 @@ struct Tables {
   const Tile* tiles;  // of this launch
 };
 
-// Scratch memory is zero before and after every call.
+// Scratch memory is zero before and after every call, but for `idle`, which a call sets before it
+// reads.
 struct EncodeArgs {
   Tables tables;
   const std::uint8_t* grad;
