@@ -69,6 +69,18 @@ def test_logarithmic_axes_have_equal_steps_for_equal_ratios() -> None:
     assert y1 == pytest.approx((y0 + y2) / 2, abs=0.1)
 
 
+@pytest.mark.parametrize("low", [1e-9, 2.1, 7.3e8])
+@pytest.mark.parametrize(
+    "ratio", [1 + 1e-12, 1 + 1e-9, 1 + 2e-6, 1.001, 1.9, 4.9, 5.1, 240, 900, 1e7]
+)
+@pytest.mark.parametrize("log", [False, True])
+def test_an_axis_of_any_length_has_a_few_ticks_that_differ(
+    low: float, ratio: float, log: bool
+) -> None:
+    ticks = plot.axis([low, low * ratio], log, plot.number, room=0.04).ticks()
+    assert 2 <= len(set(ticks)) == len(ticks) <= 9
+
+
 def test_bars_are_as_long_as_their_values() -> None:
     picture = plot.bars(["a", "b", "c"], [1.0, 4.0, math.nan], title="T", label="bytes")
     widths = [float(node.attrib["width"]) for node in parsed(picture).iter(f"{SVG}rect")]

@@ -145,7 +145,7 @@ def finite(one: Series, log_x: bool, log_y: bool) -> Series:
 def axis(values: Sequence[float], log: bool, show: Show, room: float = 0) -> Axis:
     """From the least to the largest value, and `room` more of that at both ends."""
     low, high = min(values, default=1.0), max(values, default=10.0)
-    if low == high:
+    if math.isclose(low, high, rel_tol=1e-6):  # ticks between them would all read the same
         half = abs(low) / 2 or 0.5
         low, high = (low / 2, high * 2) if log else (low - half, high + half)
     elif log:
@@ -166,7 +166,9 @@ def even_ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 between them where few fit."""
+    """Powers of ten, with 2 and 5 between them where few fit; even ticks over less than that."""
+    if high / low < 5:
+        return even_ticks(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     between = (1, 2, 5) if math.log10(high / low) <= 2.5 else (1,)
     every = max(1, round((last - first) / 6))
