@@ -31,13 +31,23 @@ _TOPK_ROWS = 16
 
 
 class Item(NamedTuple):
-    """A parameter at `offset` of the flat tensor; rank r owns its bounds[r]:bounds[r + 1]."""
+    """A parameter at `offset` of the flat tensor; rank r owns its bounds[r]:bounds[r + 1].
+
+    Where the owners' runs do not follow each other, `places` has where each of them begins.
+    """
 
     key: str
     codec: Codec
     numel: int
     offset: int
     bounds: tuple[int, ...]
+    places: tuple[int, ...] | None = None
+
+    def place(self, owner: int, start: int) -> int:
+        """Where element `start`, of an owner's run, is in the flat tensor."""
+        if self.places is None:
+            return self.offset + start
+        return self.places[owner] + start - self.bounds[owner]
 
 
 class Piece(NamedTuple):
@@ -188,7 +198,8 @@ def _slot(owner: int, rank: int, world_size: int) -> int:
 
 def _segment(piece: Piece, slot: int) -> Segment:
     item = piece.item
-    return Segment(item.codec, piece.stop - piece.start, item.offset + piece.start, slot)
+    place = item.place(piece.owner, piece.start)
+    return Segment(item.codec, piece.stop - piece.start, place, slot)
 
 
 def _layout(segments: Sequence[Segment], peers: int, raw: bool) -> Layout | RawLayout:
