@@ -161,7 +161,7 @@ class Books:
         hooked = self.hooked
         handle = hooked.handle if isinstance(hooked, zcomm.HookState) else hooked
         state = handle.state_dict()
-        mine = (self.given, self.size, state["residuals"], state["scale"])
+        mine = (self.given, self.size, residuals(handle), state["scale"])
         ranks = everyones(mine, self.group)
         worst = 0.0
         for name, got in self.got.items():
@@ -170,6 +170,15 @@ class Books:
             error = largest(got + held_back(ranks, name) - mean)
             worst = max(worst, error / size if size else error)
         return worst
+
+
+def residuals(handle: zcomm.Handle) -> dict[str, dict[str, Tensor]]:
+    """This rank's, at their places in the parameter where it does not hold all of it."""
+    feedback = handle._compressor.feedback
+    return {
+        "sent": {n: held.spread(feedback.side) for n, held in feedback.held("sent").items()},
+        "owned": {n: held.read(feedback.side) for n, held in feedback.held("owned").items()},
+    }
 
 
 def in_memory_order(t: Tensor, parameter: Tensor) -> Tensor:

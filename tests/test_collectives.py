@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -201,6 +203,28 @@ def reduce_asynchronously(rank: int, world_size: int) -> None:
 
 def test_async_calls_run_in_order(three_ranks: World) -> None:
     three_ranks.run(reduce_asynchronously)
+
+
+def reduce_and_gather(rank: int, world_size: int) -> None:
+    """Whose second hops are on one channel, and which ranks come to it at different times."""
+    for step in range(40):
+        late = random.Random(7 * step + rank)
+        large, small = torch.full((1_500_000,), float(rank + step)), torch.full((9,), float(rank))
+        everyone = torch.empty(9 * world_size)
+        time.sleep(0.01 * late.random())
+        first = zcomm.all_reduce(large, "none", async_op=True, op="sum")
+        time.sleep(0.02 * late.random())
+        second = zcomm.all_gather(everyone, small, "none", async_op=True)
+        assert first is not None
+        assert second is not None
+        first.wait()
+        second.wait()
+        assert (large == 3 + 3 * step).all()
+        assert torch.equal(everyone.view(world_size, -1)[:, 0], torch.arange(3.0))
+
+
+def test_all_gather_waits_for_its_turn_behind_an_all_reduce(three_ranks: World) -> None:
+    three_ranks.run(reduce_and_gather)
 
 
 def reduce_shapes(rank: int, world_size: int) -> None:

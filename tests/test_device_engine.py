@@ -208,16 +208,20 @@ def test_zero_has_the_same_bits(
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 9])
-def test_schedule_has_every_step_once_and_never_more_chunks_than_slots(count: int) -> None:
-    steps = list(schedule(count))
-    assert sorted(steps) == sorted((s, i) for s in ("start", "sum", "decode") for i in range(count))
+@pytest.mark.parametrize("legs", [1, 2, 4])
+def test_schedule_has_every_leg_once_and_never_more_chunks_than_slots(
+    count: int, legs: int
+) -> None:
+    steps = list(schedule(count, legs))
+    assert sorted(steps) == sorted((leg, i) for leg in range(legs + 1) for i in range(count))
     for i in range(count):
-        at = [steps.index((step, i)) for step in ("start", "sum", "decode")]
+        at = [steps.index((leg, i)) for leg in range(legs + 1)]
         assert at == sorted(at)
         if i >= SLOTS:  # the slot of chunk i is that of chunk i - SLOTS
-            assert steps.index(("decode", i - SLOTS)) < at[0]
-    started = [i for step, i in steps if step == "start"]
-    assert started == list(range(count))
+            assert steps.index((legs, i - SLOTS)) < at[0]
+    for leg in range(legs + 1):
+        assert [i for each, i in steps if each == leg] == list(range(count))
     if count > SLOTS:  # the network has work while a chunk is summed
-        assert steps.index(("start", 1)) < steps.index(("sum", 0))
-        assert steps.index(("start", SLOTS - 1)) < steps.index(("decode", 0))
+        if legs > 1:
+            assert steps.index((0, 1)) < steps.index((legs // 2, 0))
+        assert steps.index((0, SLOTS - 1)) < steps.index((legs, 0))

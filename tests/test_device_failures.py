@@ -112,7 +112,7 @@ def train_with_damage(rank: int, world_size: int, hop: int, byte: int, then: str
         handle.state_dict()
         Released.now = False
         if rank == 1:
-            channel = handle._compressor.engine.transport.reduce
+            channel = handle._compressor.engine.transport.flat.reduce
             channel.__class__ = DamagingChannel
             channel.hop, channel.byte = hop, byte
         found = [raised(backward, ddp)]

@@ -167,7 +167,7 @@ def train_with_damage(rank: int, world_size: int, hop: str, byte: int) -> list[R
     handle = zcomm.compress(ddp, codec="int8")
     backward(ddp)
     if rank == 1:
-        channel = getattr(handle._compressor.engine.transport, hop)
+        channel = getattr(handle._compressor.engine.transport.flat, hop)
         channel.__class__ = DamagingChannel
         channel.byte = byte
     return [raised(backward, ddp), raised(backward, ddp)]
@@ -213,13 +213,13 @@ def train_with_fault(rank: int, world_size: int) -> list[Raised]:
     zcomm.compress(ddp)
     backward(ddp)
     if rank == 2:
-        original = Engine._sum
+        original = Engine._go_on
 
-        def faulty(self: Engine) -> None:
-            Engine._sum = original  # type: ignore[method-assign]
+        def faulty(self: Engine, arrived: Any) -> None:
+            Engine._go_on = original  # type: ignore[method-assign]
             raise KeyError("planted")
 
-        Engine._sum = faulty  # type: ignore[method-assign]
+        Engine._go_on = faulty  # type: ignore[method-assign]
     return [raised(backward, ddp) for _ in range(3)]
 
 

@@ -8,6 +8,7 @@ from zcomm.checkpoint import load_checkpoint, save_checkpoint
 from zcomm.codecs import Codec, codec
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
 from zcomm.feedback import Feedback
+from zcomm.hierarchy import Hierarchy
 from zcomm.hook import Handle, HookState, hook
 from zcomm.kernels import available as available_kernels
 from zcomm.layout import Layout, Residuals, Segment
@@ -24,6 +25,7 @@ __all__ = [
     "CommunicationError",
     "Feedback",
     "Handle",
+    "Hierarchy",
     "HookState",
     "Layout",
     "MemoryPlan",

@@ -9,12 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm import arguments
 from zcomm.codecs import Codec
+from zcomm.hierarchy import Hierarchy
 from zcomm.hook import Handle, HookState, hook
 from zcomm.parameters import trainable
 from zcomm.settings import SETTING_NAMES, Settings
 from zcomm.zero import ShardedOptimizer
 
-Codecs = str | Codec | Mapping[str, str | Codec]
+Codecs = str | Codec | Mapping[str, str | Codec] | Hierarchy
 
 
 def compress(
@@ -65,6 +66,11 @@ class ZeroOptimizer(ShardedOptimizer):
         state = HookState(codec, scaler=scaler, **settings)
         param_settings = None
         if param_codec is not None:
+            if isinstance(param_codec, Hierarchy):
+                raise TypeError(
+                    "ZeroOptimizer: expected param_codec as a codec or patterns, got a Hierarchy: "
+                    "give that as codec=; parameters then take the same way"
+                )
             param_settings = Settings(param_codec, min_numel=state.settings.min_numel)
         named = trainable(model)
         given = list(named.values()) if params is None else params

@@ -14,6 +14,7 @@ from torch import Tensor
 from zcomm import arguments
 from zcomm.chunks import Chunk, Item, make_chunks
 from zcomm.feedback import ChunkFeedback, Feedback, Mode
+from zcomm.hosts import Hosts
 from zcomm.parameters import device_of, items_of
 from zcomm.settings import PLAIN, Settings
 
@@ -64,11 +65,14 @@ class Buckets:
         rank: int,
         world_size: int,
         double_buffered: bool,
+        hosts: Hosts | None,
     ) -> None:
         self.named, self.settings = named, settings
         self.rank, self.world_size = rank, world_size
+        self.two_hops = settings.two_hops(hosts)
         self.items = items_of(named, settings, world_size)
         self.feedback = Feedback(dtype=settings.residual_storage)
+        self.feedback.hosts = hosts
         self.feedback.double_buffered = double_buffered
         self.device = self.feedback.device = device_of(named)
         self.sink: Sink | None = None
@@ -124,7 +128,7 @@ class Buckets:
     def _make_part(self, items: list[Item], dtype: torch.dtype, sink: Sink | None) -> Part:
         raw = dtype is torch.float64
         size = self.settings.chunk_size(self.world_size)
-        chunks = make_chunks(items, self.rank, self.world_size, size, raw)
+        chunks = make_chunks(items, self.rank, self.world_size, size, raw, self.two_hops)
         bound = None
         if not raw and self.world_size > 1 and any(self._mode(item) for item in items):
             bound = self.feedback.bind(chunks, self.rank, self._mode, gather=sink is None)

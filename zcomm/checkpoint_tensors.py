@@ -6,6 +6,7 @@ these classes is this rank's own part, an ordinary tensor that answers for the w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,26 +82,35 @@ class ResidualRow(Tensor):
     """One rank's residual of a parameter: a row of a matrix with a row for each rank.
 
     A checkpoint of any number of ranks can be read. Each rank takes the row of its number, and the
-    last one all that are left: rows are summed, so the sum over the ranks stays what it was.
+    last one all that are left: rows are summed, so the sum over the ranks stays what it was. Where
+    ranks share the elements of a residual (`sharers`), each takes its own of all of their rows.
     """
 
     storage_: Any  # what holds the residual
     side: int
     rank: int
     world_size: int
+    sharers: tuple[int, ...]
     total: _Total | None  # what was read
 
     @classmethod
-    def of(cls, storage: Any, side: int, rank: int, world_size: int) -> ResidualRow:
+    def of(
+        cls, storage: Any, side: int, rank: int, world_size: int, sharers: Sequence[int] = ()
+    ) -> ResidualRow:
         made = torch.empty(0).as_subclass(cls)
         made.storage_, made.side, made.total = storage, side, None
         made.rank, made.world_size = rank, world_size
+        made.sharers = tuple(sharers) or (rank,)
         return made
+
+    @property
+    def length(self) -> int:
+        return int(self.storage_.item.numel)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def size(self, dim: int | None = None) -> Any:
-        return _AnyRows(self.storage_.numel)
+        return _AnyRows(self.length)
 
     def new_empty(self, *_: object, **__: object) -> Any:
         raise _refused_copy()
@@ -109,19 +119,19 @@ class ResidualRow(Tensor):
         """As it is now, or as it was read; fp32 or bf16."""
         if self.total is not None:
             return self.total.values
-        held: Tensor = self.storage_.read(self.side)
+        held: Tensor = self.storage_.spread(self.side)
         return held
 
     def __create_write_items__(self, fqn: str, _: object) -> list[Any]:
-        numel = self.storage_.numel
+        numel = self.length
         dtype = torch.bfloat16 if self.storage_.dtype is torch.bfloat16 else torch.float32
         like = torch.empty(1, dtype=dtype).expand(1, numel)
         return [_write_item(fqn, (self.rank, 0), (self.world_size, numel), like)]
 
     def __create_chunk_list__(self) -> list[Any]:
-        rows = 1 if self.rank < self.world_size - 1 else _MANY_ROWS
-        self.total = _Total(self.storage_.numel)
-        return [_chunk((self.rank, 0), (rows, self.storage_.numel))]
+        last = self.world_size - 1
+        self.total = _Total(self.length)
+        return [_chunk((r, 0), (1 if r < last else _MANY_ROWS, self.length)) for r in self.sharers]
 
     def __get_tensor_shard__(self, index: object) -> Tensor:
         if self.total is None:
@@ -129,17 +139,18 @@ class ResidualRow(Tensor):
         return _RowSum(self.total, _MANY_ROWS)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return SavedRow, (self.values().clone(), self.rank, self.world_size)
+        return SavedRow, (self.values().clone(), self.rank, self.world_size, self.sharers)
 
     def __deepcopy__(self, memo: Any) -> SavedRow:
-        return SavedRow(self.values().clone(), self.rank, self.world_size)
+        return SavedRow(self.values().clone(), self.rank, self.world_size, self.sharers)
 
 
 class SavedRow:
     """A ResidualRow outside of its optimizer: in a pickle, or a copy of a state."""
 
-    def __init__(self, saved: Tensor, rank: int, world_size: int) -> None:
+    def __init__(self, saved: Tensor, rank: int, world_size: int, sharers: tuple[int, ...]) -> None:
         self.saved, self.rank, self.world_size = saved, rank, world_size
+        self.sharers = sharers
 
     def values(self) -> Tensor:
         return self.saved

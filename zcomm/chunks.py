@@ -8,11 +8,16 @@
 
 The wire of a chunk holds one frame per owner, in the order of ranks but this rank's own frame last:
 what goes to the others, and what comes from them, is then one contiguous range.
+
+With hosts, a chunk has a smaller one for each hop: `local`, the pieces by the number of their owner
+inside of its host, and `across`, what this rank has summed of those, by their owner's host. The
+frames of the whole are in the order of columns, this rank's own column last: it is the wire of
+`across`, as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
@@ -20,6 +25,7 @@ from typing import NamedTuple
 import torch
 
 from zcomm.codecs import Codec
+from zcomm.hosts import Hosts
 from zcomm.layout import Layout, Segment
 from zcomm.raw import RawLayout
 from zcomm.sharding import cut, piece_numel
@@ -51,12 +57,24 @@ class Item(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements [start, stop) of an item, owned by one rank."""
+    """Elements [start, stop) of an item, owned by one rank, at `offset` of the flat tensor."""
 
     item: Item
     start: int
     stop: int
     owner: int
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+class TwoHops(NamedTuple):
+    """How to make chunks for hosts: which they are, and the codec inside of them."""
+
+    hosts: Hosts
+    codec: Codec
 
 
 class Chunk:
@@ -64,28 +82,43 @@ class Chunk:
 
     `wire` is the layout of all frames over the flat tensor, `own` that of this rank's frame, packed
     from offset 0; `shard_offset` is where that begins among all that this rank owns. fp64 is `raw`.
+    Frames are in the order of `senders`, the ranks of a group by the names that errors give them.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], rank: int, world_size: int, shard_offset: int, raw: bool
+        self,
+        pieces: Sequence[Piece],
+        senders: Sequence[int],
+        shard_offset: int,
+        raw: bool,
+        two_hops: TwoHops | None = None,
     ) -> None:
-        self.rank = rank
-        self.pieces = sorted(pieces, key=lambda p: _slot(p.owner, rank, world_size))
-        self.own_pieces = [p for p in self.pieces if p.owner == rank]
-        self.numel = sum(p.stop - p.start for p in pieces)
+        *_, self.rank = self.senders = tuple(senders)
+        slots = {r: slot for slot, r in enumerate(senders)}
+        self.pieces = sorted(pieces, key=lambda p: slots[p.owner])
+        self.own_pieces = [p for p in self.pieces if p.owner == self.rank]
+        self.numel = sum(p.numel for p in pieces)
         self.shard_offset = shard_offset
-        segments = [_segment(p, _slot(p.owner, rank, world_size)) for p in self.pieces]
-        self.wire = _layout(segments, world_size, raw)
-        self.own = self.wire.for_peer(world_size - 1)
+        self.raw = raw
+        segments = [Segment(p.item.codec, p.numel, p.offset, slots[p.owner]) for p in self.pieces]
+        self.wire = _layout(segments, len(senders), raw)
+        self.own = self.wire.for_peer(len(senders) - 1)
         self.sum_dtype = torch.float64 if raw else torch.float32
         frames = self.wire.frame_nbytes
         self.own_nbytes = frames[-1]
         self.others_nbytes = self.wire.wire_nbytes - self.own_nbytes
-        self.rows_nbytes = self.own_nbytes * (world_size - 1)
+        self.rows_nbytes = self.own_nbytes * (len(senders) - 1)
         # What goes to, or comes from, each rank: its own frame; or this rank's frame, from each.
-        ranks = range(world_size)
-        self.frame_splits = [0 if r == rank else frames[_slot(r, rank, world_size)] for r in ranks]
-        self.row_splits = [0 if r == rank else self.own_nbytes for r in ranks]
+        others = sorted(senders)
+        self.frame_splits = [0 if r == self.rank else frames[slots[r]] for r in others]
+        self.row_splits = [0 if r == self.rank else self.own_nbytes for r in others]
+        self.index = others.index(self.rank)
+        self.hops = None if two_hops is None else Hops(self, two_hops)
+
+    @property
+    def coded(self) -> Chunk:
+        """The chunk of the encoding that has residuals: between hosts, if there are several."""
+        return self if self.hops is None else self.hops.across
 
     @cached_property
     def packed(self) -> Layout | RawLayout:
@@ -115,6 +148,13 @@ class Chunk:
         ]
         return _layout(segments, 1, self.sum_dtype is torch.float64)
 
+    def slot_nbytes(self, reduce: bool) -> tuple[int, int]:
+        """What its wire and its rows need of buffers, in all of its hops."""
+        wire, rows = self.wire.wire_nbytes, self.rows_nbytes if self.needs_rows(reduce) else 0
+        if self.hops is None:
+            return wire, rows
+        return self.hops.slot_nbytes(wire, reduce)
+
     def runs(self) -> list[Piece]:
         """The pieces in the order of `packed`, neighbours of one item and owner joined."""
         joined: list[Piece] = []
@@ -125,6 +165,67 @@ class Chunk:
             else:
                 joined.append(piece)
         return joined
+
+
+class Hops:
+    """The smaller chunks of a chunk that goes through two hops, and back."""
+
+    def __init__(self, chunk: Chunk, two_hops: TwoHops) -> None:
+        hosts = two_hops.hosts
+        # The codec inside of a host is that of all pieces: nothing else is different there.
+        inside = [
+            p._replace(item=p.item._replace(codec=two_hops.codec), owner=_neighbour(hosts, p.owner))
+            for p in chunk.pieces
+        ]
+        self.local = Chunk(inside, own_last(hosts.neighbours, hosts.rank), 0, chunk.raw)
+        ours = [p for p in chunk.pieces if hosts.place(p.owner).local == hosts.local]
+        summed = {
+            (p.item.key, p.start): s.offset
+            for p, s in zip(self.local.own_pieces, self.local.own.segments)
+        }
+        across = [p._replace(offset=summed[p.item.key, p.start]) for p in ours]
+        self.across = Chunk(across, own_last(hosts.column, hosts.rank), 0, chunk.raw)
+        # The way back: each neighbour has the frames of its column, which go to all the others.
+        self.column_nbytes = self.across.wire.wire_nbytes
+        self.forwarded_nbytes = self.column_nbytes * (len(hosts.neighbours) - 1)
+        columns = _column_nbytes(chunk, hosts)
+        self.column_splits = [columns[r] if r != hosts.rank else 0 for r in sorted(columns)]
+        self.forward_splits = [
+            self.column_nbytes if r != hosts.rank else 0 for r in sorted(columns)
+        ]
+
+    def slot_nbytes(self, wire: int, reduce: bool) -> tuple[int, int]:
+        rows = max(self.across.rows_nbytes, self.forwarded_nbytes)
+        if not reduce:
+            return wire, rows
+        local = self.local
+        return max(wire, local.wire.wire_nbytes), max(rows, local.rows_nbytes)
+
+
+def _neighbour(hosts: Hosts, owner: int) -> int:
+    """The rank of this host that sums what `owner` will own."""
+    return hosts.neighbours[hosts.place(owner).local]
+
+
+def _column_nbytes(chunk: Chunk, hosts: Hosts) -> dict[int, int]:
+    """The bytes of each neighbour's column, in the wire of the whole."""
+    nbytes = dict.fromkeys(hosts.neighbours, 0)
+    for r, frame in zip(chunk.senders, chunk.wire.frame_nbytes):
+        nbytes[_neighbour(hosts, r)] += frame
+    return nbytes
+
+
+def own_last(ranks: Iterable[int], rank: int) -> list[int]:
+    """The order of a wire's frames: that of a group's ranks, this one last."""
+    return [*(r for r in sorted(ranks) if r != rank), rank]
+
+
+def senders_of(rank: int, world_size: int, hosts: Hosts | None = None) -> list[int]:
+    """The same for all ranks of a group; with hosts column by column, as neighbours have them."""
+    if hosts is None:
+        return own_last(range(world_size), rank)
+    neighbours = own_last(hosts.neighbours, rank)
+    return [r for n in neighbours for r in own_last(hosts.column_of(n), n)]
 
 
 class ChunkSize(NamedTuple):
@@ -143,24 +244,30 @@ def best_chunk_size(world_size: int) -> ChunkSize:
 
 
 def make_chunks(
-    items: Sequence[Item], rank: int, world_size: int, size: ChunkSize, raw: bool = False
+    items: Sequence[Item],
+    rank: int,
+    world_size: int,
+    size: ChunkSize,
+    raw: bool = False,
+    two_hops: TwoHops | None = None,
 ) -> tuple[Chunk, ...]:
     """Chunks of whole rows of pieces, in the order of the items."""
+    senders = senders_of(rank, world_size, two_hops.hosts if two_hops else None)
     chunks: list[Chunk] = []
     pending: list[Piece] = []
     numel = nbytes = shard_offset = 0
     for row in _rows(items, world_size):
-        row_numel = sum(p.stop - p.start for p in row)
+        row_numel = sum(p.numel for p in row)
         row_nbytes = sum(_nbytes(p, raw) for p in row)
         if pending and (numel + row_numel > size.numel or nbytes + row_nbytes > size.nbytes):
-            chunks.append(Chunk(pending, rank, world_size, shard_offset, raw))
+            chunks.append(Chunk(pending, senders, shard_offset, raw, two_hops))
             shard_offset += chunks[-1].own.numel
             pending, numel, nbytes = [], 0, 0
         pending += row
         numel += row_numel
         nbytes += row_nbytes
     if pending:
-        chunks.append(Chunk(pending, rank, world_size, shard_offset, raw))
+        chunks.append(Chunk(pending, senders, shard_offset, raw, two_hops))
     return tuple(chunks)
 
 
@@ -179,7 +286,10 @@ def _rows(items: Sequence[Item], world_size: int) -> Iterator[list[Piece]]:
     for item in items:
         limit = piece_limit(item.codec, world_size)
         runs = [
-            [Piece(item, a, b, r) for a, b in cut(item.bounds[r], item.bounds[r + 1], limit)]
+            [
+                Piece(item, a, b, r, item.place(r, a))
+                for a, b in cut(item.bounds[r], item.bounds[r + 1], limit)
+            ]
             for r in range(world_size)
         ]
         for row in zip_longest(*runs):
@@ -187,19 +297,7 @@ def _rows(items: Sequence[Item], world_size: int) -> Iterator[list[Piece]]:
 
 
 def _nbytes(piece: Piece, raw: bool) -> int:
-    numel = piece.stop - piece.start
-    return 8 * numel if raw else piece.item.codec.body_nbytes(numel)
-
-
-def _slot(owner: int, rank: int, world_size: int) -> int:
-    """The place of an owner's frame: ranks in order, this rank last."""
-    return world_size - 1 if owner == rank else owner - (owner > rank)
-
-
-def _segment(piece: Piece, slot: int) -> Segment:
-    item = piece.item
-    place = item.place(piece.owner, piece.start)
-    return Segment(item.codec, piece.stop - piece.start, place, slot)
+    return 8 * piece.numel if raw else piece.item.codec.body_nbytes(piece.numel)
 
 
 def _layout(segments: Sequence[Segment], peers: int, raw: bool) -> Layout | RawLayout:

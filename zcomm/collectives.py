@@ -3,11 +3,14 @@
 reduce_scatter   all-to-all of encoded runs, then one sum in rank order at each run's owner
 all_gather       every rank encodes what it has and sends it to all; it decodes its own, too
 all_reduce       the first, then the second with the owner's mean
+
+With a Hierarchy in the place of a codec, the first is a sum inside of each host and then one
+between hosts, and the second goes the same way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,29 +19,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zcomm import arguments
-from zcomm.chunks import Chunk, Item, best_chunk_size, block_of, make_chunks
+from zcomm.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.codecs import Codec, codec
 from zcomm.engines import make_engine
 from zcomm.feedback import NEEDS_FEEDBACK, Feedback
+from zcomm.hierarchy import Hierarchy
+from zcomm.hosts import Hosts
 from zcomm.job import Job
 from zcomm.job_thread import JobThread
+from zcomm.meeting import meet
 from zcomm.sharding import even_bounds, owner_bounds
 from zcomm.streams import Streams, streams_of
-from zcomm.transport import (
-    exchange,
-    expect_sendable,
-    expect_sender,
-    group_timeout_s,
-    member_of,
-)
+from zcomm.transport import expect_sendable, expect_sender, group_timeout_s, member_of
 
 
 class _Engine(NamedTuple):
     thread: JobThread
     streams: Streams | None
+    hosts: Hosts | None
 
 
-_engines: dict[tuple[Any, torch.device], _Engine] = {}
+_engines: dict[tuple[Any, torch.device, object], _Engine] = {}
 
 
 class Work:
@@ -62,7 +63,7 @@ class Work:
 
 def all_reduce(
     tensor: Tensor,
-    codec: str | Codec = "lm4",
+    codec: str | Codec | Hierarchy = "lm4",
     group: Any = None,
     feedback: Feedback | None = None,
     async_op: bool = False,
@@ -85,7 +86,7 @@ def all_reduce(
 def reduce_scatter(
     output: Tensor,
     input: Tensor,
-    codec: str | Codec = "lm4",
+    codec: str | Codec | Hierarchy = "lm4",
     group: Any = None,
     feedback: Feedback | None = None,
     async_op: bool = False,
@@ -108,7 +109,7 @@ def reduce_scatter(
 def all_gather(
     output: Tensor,
     input: Tensor,
-    codec: str | Codec = "lm4",
+    codec: str | Codec | Hierarchy = "lm4",
     group: Any = None,
     feedback: Feedback | None = None,
     async_op: bool = False,
@@ -132,14 +133,15 @@ class _Call:
     def __init__(
         self,
         name: str,
-        spec: str | Codec,
+        spec: str | Codec | Hierarchy,
         group: Any,
         feedback: Feedback | None,
         op: str,
         verify: bool,
     ) -> None:
         self.name, self.group, self.verify = name, group, bool(verify)
-        self.codec = codec(spec)
+        self.hierarchy = spec if isinstance(spec, Hierarchy) else None
+        self.codec = codec(_one_codec(name, spec.across) if isinstance(spec, Hierarchy) else spec)
         self.rank, self.world_size = member_of(group, name)
         if op not in ("mean", "sum"):
             raise ValueError(f"{name}: expected op 'mean' or 'sum', got {op!r}")
@@ -203,14 +205,17 @@ class _Call:
     def _job(
         self, source: Tensor, target: Tensor, bounds: tuple[int, ...], reduce: bool, gather: bool
     ) -> Job:
-        engine, streams = self.engine(source.device)
+        engine, streams, hosts = self.engine(source.device)
         raw = source.dtype is torch.float64
-        chunks = _chunks(self.codec, bounds, self.rank, raw)
-        plan = f"{self.name}(codec={self.codec.spec!r}, op={self.op!r}, verify={self.verify}) of "
+        two_hops = TwoHops(hosts, self.hierarchy.local_codec) if self.hierarchy and hosts else None
+        chunks = _chunks(self.codec, bounds, self.rank, raw, two_hops)
+        spec = repr(self.codec.spec) if two_hops is None else f"{self.hierarchy}"
+        plan = f"{self.name}(codec={spec}, op={self.op!r}, verify={self.verify}) of "
         plan += f"{max(source.numel(), target.numel())} {source.dtype} elements"
         feedback, bound = self.feedback, None
         if feedback is not None:
             feedback.keep = streams.keep if streams else None
+            feedback.hosts = hosts
             bound = feedback.bind_once(plan, chunks, self.rank, source.device)
         mode = "none" if feedback is None else f"{feedback.mode}, {feedback.dtype}"
         job = Job(
@@ -230,20 +235,52 @@ class _Call:
 
     def engine(self, device: torch.device) -> _Engine:
         """The engine of the group, made at its first use: all ranks of the group take part."""
-        key = self.group or dist.group.WORLD, device
+        hops = "one hop" if self.hierarchy is None else f"hosts={self.hierarchy.hosts}"
+        key = self.group or dist.group.WORLD, device, hops
         if key not in _engines:
             _forget_old_groups()
-            _, name = exchange({}, self.group)
+            if self.hierarchy is not None:
+                self._agree_on(hops, device)
+            name, hosts = meet({"hierarchy": hops}, self.hierarchy, self.group, self.rank)
             streams, timeout_s = streams_of(device), group_timeout_s(self.group, device)
-            _engines[key] = _Engine(make_engine(self.group, name, timeout_s, streams), streams)
+            engine = make_engine(self.group, name, timeout_s, streams, hosts=hosts)
+            _engines[key] = _Engine(engine, streams, hosts)
         return _engines[key]
+
+    def _agree_on(self, hops: str, device: torch.device) -> None:
+        """Others may not make an engine now, because they call something else: the engine of one
+        hop, which all have or make, finds out before this rank waits for them."""
+        flat = _Call(self.name, self.codec, self.group, self.feedback, self.op, self.verify)
+        nothing = torch.empty(0, device=device)
+        job = Job(
+            f"{self.name} with hosts",
+            (),
+            nothing,
+            nothing,
+            reduce=True,
+            gather=False,
+            signature=f"{self.name} with {hops}",
+        )
+        flat.engine(device).thread.submit(job)
+        Work(job).wait()
 
 
 @lru_cache(maxsize=64)
-def _chunks(codec: Codec, bounds: tuple[int, ...], rank: int, raw: bool) -> Sequence[Chunk]:
+def _chunks(
+    codec: Codec, bounds: tuple[int, ...], rank: int, raw: bool, two_hops: TwoHops | None
+) -> Sequence[Chunk]:
     item = Item("", codec, bounds[-1], 0, bounds)
     world_size = len(bounds) - 1
-    return make_chunks([item], rank, world_size, best_chunk_size(world_size), raw)
+    return make_chunks([item], rank, world_size, best_chunk_size(world_size), raw, two_hops)
+
+
+def _one_codec(name: str, across: Any) -> Any:
+    if isinstance(across, Mapping):
+        raise TypeError(
+            f"{name}: expected one codec across hosts, got patterns {list(across)}: a tensor has "
+            "no name; use Hierarchy(across='lm4')"
+        )
+    return across
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -15,19 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 from zcomm import arguments
 from zcomm.buckets import Buckets, Part, Sink
 from zcomm.chunks import Item, make_chunks
+from zcomm.counters import Counters, Range
 from zcomm.engines import make_engine
 from zcomm.finite import DeviceFinite, Finite, HostFinite
+from zcomm.hosts import Hosts
 from zcomm.job import Job
 from zcomm.job_thread import JobThread
 from zcomm.loss_scale import LossScale
+from zcomm.meeting import meet
 from zcomm.observers import Observers
-from zcomm.parameters import trainable
-from zcomm.settings import PLAIN, Settings, expect_same
+from zcomm.parameters import device_of, items_of, trainable
+from zcomm.settings import PLAIN, Settings
 from zcomm.sharding import even_bounds
 from zcomm.stats import Stats
-from zcomm.steps import Counters, Range
 from zcomm.streams import streams_of
-from zcomm.transport import exchange, expect_sender, group_timeout_s, member_of
+from zcomm.transport import expect_sender, group_timeout_s, member_of
 
 
 class Compressor:
@@ -48,18 +50,20 @@ class Compressor:
         self.ddp = weakref.ref(ddp)
         self.group = ddp.process_group
         self.rank, self.world_size = member_of(self.group, "zcomm")
+        named = trainable(ddp)
+        self.device = device_of(named)
+        self.streams = streams_of(self.device)
+        name, hosts = self._meet(named, compared or {})
         self.buckets = Buckets(
-            trainable(ddp), settings, self.rank, self.world_size, scaler is not None
+            named, settings, self.rank, self.world_size, scaler is not None, hosts
         )
         self.feedback = self.buckets.feedback
-        self.device = self.buckets.device
-        self.streams = streams_of(self.device)
         if self.streams is not None:
             self.feedback.keep = self.streams.keep
         self.observers = Observers()
         self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
         self.step = 0
-        self.engine = self._meet(ddp.process_group, compared or {})
+        self.engine = self._make_engine(name, hosts)
         self.scale = 1.0
         self._loss_scale = LossScale(scaler, self.streams, ddp)
         self._finite: Finite = DeviceFinite(self.streams) if self.streams else HostFinite()
@@ -77,20 +81,25 @@ class Compressor:
                     self.streams.note
                 )
 
-    def _meet(self, group: Any, compared: Mapping[str, str]) -> JobThread | None:
-        """Compares settings with all ranks, and makes the engine."""
-        shapes = {name: (item.numel, item.codec.spec) for name, item in self.buckets.items.items()}
+    def _meet(
+        self, named: Mapping[str, Tensor], compared: Mapping[str, str]
+    ) -> tuple[str, Hosts | None]:
+        """Compares settings with all ranks; a name for the engine, and the hosts of all."""
+        items = items_of(named, self.settings, self.world_size)
+        shapes = {name: (item.numel, item.codec.spec) for name, item in items.items()}
         mine = {**self.settings.compared(), **compared}
         mine |= {"scaler": str(self._scaler is not None), "parameters": repr(shapes)}
         mine |= {"device": self.device.type}
         if self.world_size > 1:
-            expect_sender(self.device, group, f"rank {self.rank}: zcomm")
-        everyone, name = exchange(mine, group)
-        expect_same(everyone, self.rank)
+            expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
+        return meet(mine, self.settings.hierarchy, self.group, self.rank)
+
+    def _make_engine(self, name: str, hosts: Hosts | None) -> JobThread | None:
         if self.world_size == 1:
             return None
-        timeout_s = self.settings.timeout_s or group_timeout_s(group, self.device)
-        engine = make_engine(group, name, timeout_s, self.streams, self.settings.threads)
+        timeout_s = self.settings.timeout_s or group_timeout_s(self.group, self.device)
+        threads = self.settings.threads
+        engine = make_engine(self.group, name, timeout_s, self.streams, threads, hosts)
         weakref.finalize(self, engine.stop)
         return engine
 

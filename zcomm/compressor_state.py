@@ -21,6 +21,7 @@ def state_dict(compressor: Compressor) -> dict[str, Any]:
         "scale": compressor.scale,
         "rank": compressor.rank,
         "world_size": compressor.world_size,
+        "hosts": str(compressor.feedback.hosts),
         "codecs": {name: item.codec.spec for name, item in compressor.buckets.items.items()},
         "residuals": compressor.feedback.state_dict(),
     }
@@ -35,7 +36,7 @@ def load_state_dict(compressor: Compressor, state: Mapping[str, Any]) -> None:
             f"rank {compressor.rank}: load_state_dict: expected what handle.state_dict() returned, "
             f"a dict with {sorted(mine)}, got {got}"
         )
-    for field in ("version", "world_size", "rank", "codecs"):
+    for field in ("version", "world_size", "rank", "hosts", "codecs"):
         if state[field] != mine[field]:
             expected, got = arguments.first_difference(mine[field], state[field])
             raise ValueError(

@@ -29,25 +29,22 @@ from zcomm.steps import Steps
 from zcomm.streams import Event, Streams
 from zcomm.transport import Transport
 
-# How many chunks are started between a chunk's start and its sum, and between that and its decode.
-# A chunk's slot is free again when it has been decoded.
-_SUM_LAG = 1
-_DECODE_LAG = SLOTS - 1 - _SUM_LAG
+# A chunk's slot is free again when it has come to its end: how many are started before that.
+_END_LAG = SLOTS - 1
 # How often the thread looks at what the device is doing, if nothing else wakes it.
 _LOOK_S = 0.02
 _SOON_S = 0.0005
 
 
-def schedule(count: int) -> Iterator[tuple[str, int]]:
-    """The steps of a job's chunks, in the order in which all ranks issue them."""
-    for i in range(count + _SUM_LAG + _DECODE_LAG):
-        for step, chunk in (
-            ("start", i),
-            ("sum", i - _SUM_LAG),
-            ("decode", i - _SUM_LAG - _DECODE_LAG),
-        ):
-            if 0 <= chunk < count:
-                yield step, chunk
+def schedule(count: int, legs: int) -> Iterator[tuple[int, int]]:
+    """The legs of a job's chunks, and their end (leg number `legs`), in the order in which all
+    ranks issue them. While a chunk is on one leg, the next ones get ready; where there are more
+    legs than slots, nothing is done during the first: that is the one inside of a host."""
+    lags = [leg * _END_LAG // legs for leg in range(legs + 1)]
+    for i in range(count + _END_LAG):
+        for leg, lag in enumerate(lags):
+            if 0 <= i - lag < count:
+                yield leg, i - lag
 
 
 class _Issued:
@@ -75,7 +72,7 @@ class DeviceEngine(JobThread):
             self._faults = Faults(streams)
         super().__init__(
             transport,
-            Steps(transport.rank, transport.world_size, threads, streams.device, self._faults),
+            Steps(transport.rank, threads, streams.device, self._faults),
         )
         self._streams = streams
         self._wake = threading.Event()
@@ -149,36 +146,20 @@ class DeviceEngine(JobThread):
         self._compare(job)
 
     def _issue_chunks(self, job: Job) -> None:
+        job.route = self._routes.of(job)
+        legs = len(job.route.legs)
         flights: dict[int, Flight] = {}
-        for step, index in schedule(len(job.chunks)):
-            if step == "start":
-                slot = self._slots[index % SLOTS]
-                flights[index] = Flight(job, index, slot, "reduce-scatter")
-                self._start(flights[index])
-            elif step == "sum" and job.reduce:
-                self._sum(flights[index])
-            elif step == "decode":
-                self._decode(flights.pop(index))
-
-    def _start(self, flight: Flight) -> None:
-        flight.slot.reserve(flight.chunk, flight.job.reduce)
-        if flight.job.reduce:
-            self._issue(self.transport.reduce, self._steps.encode(flight), flight)
-            return
-        flight.hop = "all-gather"
-        self._issue(self.transport.gather, self._steps.encode_source(flight), flight)
-
-    def _sum(self, flight: Flight) -> None:
-        self._join(flight)
-        shard = self._steps.total(flight)
-        if flight.job.gather:
-            flight.hop = "all-gather"
-            self._issue(self.transport.gather, self._steps.encode_own(flight, shard), flight)
-
-    def _decode(self, flight: Flight) -> None:
-        if flight.job.gather:
-            self._join(flight)
-            self._steps.decode(flight)
+        for leg, index in schedule(len(job.chunks), legs):
+            if leg == 0:
+                flights[index] = Flight(job, index, self._slots[index % SLOTS])
+                flights[index].slot.reserve(flights[index].chunk, job.reduce)
+            else:
+                self._join(flights[index])
+            if leg < legs:
+                flights[index].leg = leg
+                self._issue(flights[index])
+            else:
+                job.route.end(flights.pop(index))
 
     # Looking back.
 

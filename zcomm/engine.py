@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from itertools import chain
 
 import torch
 
 from zcomm.job import Flight, Job
 from zcomm.job_thread import SLOTS, JobThread
-from zcomm.steps import Exchange, Steps
-from zcomm.transport import Transport
+from zcomm.steps import Steps
+from zcomm.transport import Channel, Transport
 
 
 class Engine(JobThread):
@@ -23,12 +25,11 @@ class Engine(JobThread):
 
     def __init__(self, transport: Transport, threads: int | None = None) -> None:
         # A new thread would ask torch for its own count, which is not the user's.
-        threads = threads or torch.get_num_threads()
-        super().__init__(transport, Steps(transport.rank, transport.world_size, threads))
+        super().__init__(transport, Steps(transport.rank, threads or torch.get_num_threads()))
         # From here on only the thread's.
         self._jobs: deque[Job] = deque()  # not wholly started
-        self._reducing: deque[Flight] = deque()
-        self._gathering: deque[Flight] = deque()
+        # What is on each channel, in the order of a route's legs.
+        self._under_way: dict[Channel, deque[Flight]] = {c: deque() for c in transport.channels()}
         self._free = list(self._slots)
         self._begin()
 
@@ -47,23 +48,40 @@ class Engine(JobThread):
     def _take(self) -> None:
         job = self._taken()
         assert isinstance(job, Job)
+        job.route = self._routes.of(job)
         self._jobs.append(job)
 
     def _next_step(self) -> Callable[[], None] | None:
         """What can be done now, the most urgent first; None if all is on the network."""
-        if self._reducing and self._arrived(self._reducing[0]):
-            return self._sum
+        arrived = self._first_arrived(decoded=False)
+        if arrived is not None:
+            return partial(self._go_on, arrived)
         if self._jobs and self._can_start(self._jobs[0]):
             return self._start
-        if self._gathering and self._arrived(self._gathering[0]):
-            return self._decode
+        arrived = self._first_arrived(decoded=True)
+        return None if arrived is None else partial(self._go_on, arrived)
+
+    def _first_arrived(self, decoded: bool) -> deque[Flight] | None:
+        """The first channel whose oldest flight has arrived, and is now decoded for all, or not."""
+        for flights in self._under_way.values():
+            if flights and _is_decoded_next(flights[0]) == decoded and self._arrived(flights[0]):
+                return flights
         return None
 
     def _can_start(self, job: Job) -> bool:
         """A job's check can always start; its chunks when it is done, as there are free slots."""
         if job.check is None:
             return True
-        return (bool(self._free) or not job.chunks) and self._arrived(job.check)
+        if not job.chunks:
+            return self._arrived(job.check)
+        return bool(self._free) and self._arrived(job.check) and self._has_turn(job)
+
+    def _has_turn(self, job: Job) -> bool:
+        """Whether all flights before it are on its first channel, or past it: an all-gather starts
+        where an all-reduce before it may have still to come to."""
+        first = job.route.legs[0].channel
+        flights = chain.from_iterable(self._under_way.values())
+        return not any(first in f.job.route.channels_after(f.leg) for f in flights)
 
     def _wait(self) -> None:
         """Until there is something to do.
@@ -78,9 +96,10 @@ class Engine(JobThread):
             )
 
     def _rest(self) -> None:
-        under_way = (self._reducing or self._gathering or [self._jobs[0].check])[0]
-        assert under_way is not None
-        self._rest_on(under_way.work)
+        under_way = next((flights[0] for flights in self._under_way.values() if flights), None)
+        resting_on = under_way or self._jobs[0].check
+        assert resting_on is not None
+        self._rest_on(resting_on.work)
 
     # The steps of a job.
 
@@ -100,42 +119,39 @@ class Engine(JobThread):
             self._finish(job)
 
     def _start_chunk(self, job: Job) -> None:
-        flight = Flight(job, job.started, self._free.pop(), "reduce-scatter")
+        flight = Flight(job, job.started, self._free.pop())
         flight.slot.reserve(flight.chunk, job.reduce)
         job.started += 1
-        if job.reduce:
-            self._issue(self.transport.reduce, self._steps.encode(flight), flight)
-            self._reducing.append(flight)
-        else:
-            self._start_gather(flight, self._steps.encode_source(flight))
+        self._send(flight)
 
-    def _sum(self) -> None:
-        flight = self._reducing.popleft()
-        shard = self._steps.total(flight)
-        if flight.job.gather:
-            self._start_gather(flight, self._steps.encode_own(flight, shard))
-        else:
+    def _send(self, flight: Flight) -> None:
+        self._issue(flight)
+        self._under_way[flight.job.route.legs[flight.leg].channel].append(flight)
+
+    def _go_on(self, arrived: deque[Flight]) -> None:
+        """From one leg to the next, or to the end."""
+        flight = arrived.popleft()
+        if flight.on_last_leg:
+            flight.job.route.end(flight)
             self._chunk_done(flight)
-
-    def _start_gather(self, flight: Flight, exchange: Exchange) -> None:
-        flight.hop = "all-gather"
-        self._issue(self.transport.gather, exchange, flight)
-        self._gathering.append(flight)
-
-    def _decode(self) -> None:
-        flight = self._gathering.popleft()
-        self._steps.decode(flight)
-        self._chunk_done(flight)
+        else:
+            flight.leg += 1
+            self._send(flight)
 
     def _chunk_done(self, flight: Flight) -> None:
         self._free.append(flight.slot)
-        flight.job.decoded += 1
-        if flight.job.decoded == len(flight.job.chunks):
+        flight.job.done_chunks += 1
+        if flight.job.done_chunks == len(flight.job.chunks):
             self._finish(flight.job)
 
     def _oldest(self) -> str:
-        flights = [*self._gathering, *self._reducing]
+        flights = [queue[0] for queue in reversed(self._under_way.values()) if queue]
         return str(flights[0]) if flights else f"{self._unfinished[0].what}, its start"
+
+
+def _is_decoded_next(flight: Flight) -> bool:
+    """Nobody waits for that: what others wait for goes first."""
+    return flight.on_last_leg and flight.job.gather
 
 
 __all__ = ["SLOTS", "Engine"]

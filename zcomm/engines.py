@@ -7,17 +7,23 @@ from typing import Any
 from zcomm import kernels as kernel_sets
 from zcomm.device_engine import DeviceEngine
 from zcomm.engine import Engine
+from zcomm.hosts import Hosts
 from zcomm.job_thread import JobThread
 from zcomm.streams import Streams
 from zcomm.transport import Transport
 
 
 def make_engine(
-    group: Any, name: str, timeout_s: float, streams: Streams | None, threads: int | None = None
+    group: Any,
+    name: str,
+    timeout_s: float,
+    streams: Streams | None,
+    threads: int | None = None,
+    hosts: Hosts | None = None,
 ) -> JobThread:
     """An engine over the ranks of a group, all of which make one; without streams, on the CPU."""
     if streams is None:
-        return Engine(Transport(group, name, timeout_s), threads)
+        return Engine(Transport(group, name, timeout_s, hosts=hosts), threads)
     kernel_sets.select(streams.device)  # absent ones are an error of this call, not of a thread's
-    transport = Transport(group, name, timeout_s, streams.device, in_order=True)
+    transport = Transport(group, name, timeout_s, streams.device, in_order=True, hosts=hosts)
     return DeviceEngine(transport, streams, threads)

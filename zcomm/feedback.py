@@ -3,6 +3,7 @@
 An item has two residuals: `sent`, of all its elements as this rank encodes them for their owners,
 and `owned`, of the mean of this rank's own run, which is encoded once more for all ranks. Both are
 in units of the mean gradient. They belong to the parameter: buckets and chunks only look at parts.
+With hosts, `sent` is that of the hop between them: of what the owners of one column own.
 
     full feedback      e <- v - decode(v)
     with a decay d     e <- d * e + (1 - d) * (v - decode(v))
@@ -19,6 +20,7 @@ from torch import Tensor
 from zcomm import arguments
 from zcomm.chunks import Chunk, Item, Piece
 from zcomm.hop_storage import HopStorage
+from zcomm.hosts import Hosts
 from zcomm.layout import Layout, Residuals
 
 HOPS = ("sent", "owned")
@@ -79,6 +81,7 @@ class Feedback:
         # Told of every tensor that is made: another stream than the maker's will use it.
         self.keep: Callable[[Tensor], None] | None = None
         self.side = 0  # which of the two sides holds the residuals, where there are two
+        self.hosts: Hosts | None = None
         self._held: dict[str, _Held] = {}
         self._scratch = torch.empty(0, device="cpu")
         self._bound: tuple[object, list[ChunkFeedback]] | None = None
@@ -175,8 +178,9 @@ class Feedback:
         """Makes residuals of zeros for items that have none yet."""
         for item in items:
             if item.key not in self._held:
+                owners = sorted(self.hosts.column) if self.hosts else range(len(item.bounds) - 1)
                 self._held[item.key] = _Held(
-                    self._new_storage(item, range(len(item.bounds) - 1)),
+                    self._new_storage(item, owners),
                     self._new_storage(item, [rank]) if gather else None,
                 )
 
@@ -195,10 +199,11 @@ class Feedback:
     def _bind_chunk(
         self, chunk: Chunk, side: int, mode: Callable[[Item], Mode], gather: bool
     ) -> ChunkFeedback:
-        sent = self._bind_hop(chunk.wire, chunk.pieces, "sent", side, mode)
+        coded = chunk.coded
+        sent = self._bind_hop(coded.wire, coded.pieces, "sent", side, mode)
         if not gather:
             return ChunkFeedback(sent, None)
-        owned = self._bind_hop(chunk.own, chunk.own_pieces, "owned", side, mode)
+        owned = self._bind_hop(coded.own, coded.own_pieces, "owned", side, mode)
         return ChunkFeedback(sent, owned)
 
     def _bind_hop(

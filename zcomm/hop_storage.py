@@ -44,7 +44,7 @@ class HopStorage:
 
     @property
     def numel(self) -> int:
-        return sum(numel for *_, numel in self._ranges.values())
+        return sum(self._sizes())
 
     def read(self, side: int) -> Tensor:
         """The values, in the order of the parameter's elements; fp32 and bf16 as stored."""
@@ -60,12 +60,34 @@ class HopStorage:
         if stored.dtype is not torch.int8:
             stored.copy_(values)
             return
-        sizes = [n for *_, n in self._ranges.values()]
-        parts = torch.split(values.to(stored.device), sizes)
+        parts = torch.split(values.to(stored.device), self._sizes())
         for (start, stop, n), part in zip(self._ranges.values(), parts):
             kept = torch.zeros(n, dtype=torch.bool, device=stored.device)
             to = stored[start:stop]
             to.copy_(self._codec.write_residual(part, kept, to))
+
+    def spread(self, side: int) -> Tensor:
+        """The values at their places in the item; zeros where other ranks hold them."""
+        values = self.read(side)
+        if self.numel == self.item.numel:
+            return values
+        whole = torch.zeros(self.item.numel, dtype=values.dtype, device=values.device)
+        for place, part in zip(self._places(), torch.split(values, self._sizes())):
+            whole[place] = part
+        return whole
+
+    def gather(self, side: int, whole: Tensor) -> None:
+        """Overwrites the residual with what is at its places in a whole item."""
+        if self.numel != self.item.numel:
+            parts = [whole[place] for place in self._places()]
+            whole = torch.cat(parts) if parts else whole[:0]
+        self.write(side, whole)
+
+    def _places(self) -> list[slice]:
+        return [slice(start, start + n) for start, (*_, n) in self._ranges.items()]
+
+    def _sizes(self) -> list[int]:
+        return [n for *_, n in self._ranges.values()]
 
     def rescale(self, side: int, factor: float) -> None:
         if self.sides[side].dtype is torch.int8:

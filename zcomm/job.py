@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from zcomm.chunks import Chunk
+from zcomm.chunks import Chunk, Hops
 from zcomm.feedback import ChunkFeedback, Hop
+from zcomm.frames import Exchange, Frames, Slot
 from zcomm.scattered import ScatteredLayout
 from zcomm.streams import Event, Streams
-from zcomm.transport import Work
+from zcomm.transport import Channel, Work
 
 
 class Direct(NamedTuple):
@@ -84,7 +84,8 @@ class Job:
         self.signature = signature
         self.error: BaseException | None = None
         self.itemsize = memory.itemsize if memory else _itemsize(target)
-        self.started = self.decoded = 0  # chunks
+        self.route: Route  # the engine's
+        self.started = self.done_chunks = 0
         self.check: Check | None = None
         self.streams: Streams | None = None
         self.ready: Sequence[Event] = ()
@@ -147,29 +148,34 @@ class Check:
         return f"{self.what}, comparison of signatures"
 
 
-class Slot:
-    """The two buffers of one chunk under way. They grow to the largest chunk and stay."""
+class Leg(NamedTuple):
+    """A hop of a chunk: its name, its channel, and what makes its bytes ready."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.wire, self.rows = (torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2))
+    hop: str
+    channel: Channel
+    prepare: Callable[[Flight], Exchange]
 
-    def reserve(self, chunk: Chunk, reduce: bool) -> None:
-        self.wire = grown(self.wire, chunk.wire.wire_nbytes)
-        if chunk.needs_rows(reduce):
-            self.rows = grown(self.rows, chunk.rows_nbytes)
 
-    def nbytes(self) -> int:
-        return self.wire.nbytes + self.rows.nbytes
+class Route(NamedTuple):
+    """The legs of a job's chunks, and what is done when they have come to the end."""
+
+    legs: tuple[Leg, ...]
+    end: Callable[[Flight], object]
+
+    def channels_after(self, leg: int) -> list[Channel]:
+        """Those that a flight on this leg has still to come to."""
+        return [later.channel for later in self.legs[leg + 1 :]]
 
 
 @dataclass
 class Flight:
-    """A chunk under way, and its views of the buffers."""
+    """A chunk under way: on which leg of its route, and its frames."""
 
     job: Job
     index: int
     slot: Slot
-    hop: str
+    leg: int = 0
+    hop: str = ""
     work: Work | None = None
 
     @property
@@ -177,22 +183,30 @@ class Flight:
         return self.job.chunks[self.index]
 
     @property
-    def wire(self) -> Tensor:
-        return self.slot.wire[: self.chunk.wire.wire_nbytes]
+    def on_last_leg(self) -> bool:
+        return self.leg == len(self.job.route.legs) - 1
 
     @property
-    def others(self) -> Tensor:
-        """The frames of the other ranks."""
-        return self.slot.wire[: self.chunk.others_nbytes]
+    def hops(self) -> Hops:
+        assert self.chunk.hops is not None
+        return self.chunk.hops
 
     @property
-    def own(self) -> Tensor:
-        """This rank's own frame, the last one."""
-        return self.slot.wire[self.chunk.others_nbytes : self.chunk.wire.wire_nbytes]
+    def whole(self) -> Frames:
+        """The frames of all owners."""
+        return Frames(self.chunk, self.slot)
 
     @property
-    def rows(self) -> Tensor:
-        return self.slot.rows[: self.chunk.rows_nbytes]
+    def local(self) -> Frames:
+        """The frames for the ranks of this host."""
+        return Frames(self.hops.local, self.slot)
+
+    @property
+    def coded(self) -> Frames:
+        """The frames of the encoding with residuals; between hosts, the last ones of the whole."""
+        coded = self.chunk.coded
+        start = self.chunk.wire.wire_nbytes - coded.wire.wire_nbytes
+        return Frames(coded, self.slot, start)
 
     def feedback(self, hop: str) -> Hop | None:
         found: Hop | None = None
@@ -208,11 +222,3 @@ class Flight:
 def _itemsize(target: Tensor | None) -> int:
     assert target is not None
     return target.element_size()
-
-
-def grown(buffer: Tensor, nbytes: int) -> Tensor:
-    """The buffer, or a larger one in its place; what it held is lost."""
-    if buffer.numel() >= nbytes:
-        return buffer
-    buffer.untyped_storage().resize_(0)  # it goes before the new one comes
-    return torch.empty(nbytes, dtype=torch.uint8, device=buffer.device)

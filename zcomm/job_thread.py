@@ -20,9 +20,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from zcomm.job import Check, Flight, Job, Settling, Slot
-from zcomm.steps import Exchange, Range, Steps
-from zcomm.transport import Channel, Transport, Work
+from zcomm.counters import Range
+from zcomm.frames import Slot
+from zcomm.job import Check, Flight, Job, Settling
+from zcomm.routes import Routes
+from zcomm.steps import Steps
+from zcomm.transport import Transport, Work
 
 # Chunks under way: one is encoded while others are on the network, in either hop.
 SLOTS = 4
@@ -44,6 +47,7 @@ class JobThread(ABC):
         self.transport = transport
         self.failure: BaseException | None = None
         self._steps = steps
+        self._routes = Routes(steps, transport)
         self.counters = steps.counters
         self._slots = [Slot(steps.device) for _ in range(SLOTS)]
         self._submitted: queue.SimpleQueue[Job | Settling | None] = queue.SimpleQueue()
@@ -113,10 +117,14 @@ class JobThread(ABC):
         job.complete()
         self._unfinished.remove(job)
 
-    def _issue(self, channel: Channel, exchange: Exchange, flight: Flight) -> None:
+    def _issue(self, flight: Flight) -> None:
+        """A flight's leg: makes its bytes ready, and sends them."""
+        leg = flight.job.route.legs[flight.leg]
+        exchange = leg.prepare(flight)  # may refuse what came over the hop before
+        flight.hop = leg.hop
         self.counters.wire_bytes += exchange.send.numel()
         with Range("zcomm::send"):  # until it is on its way
-            flight.work = channel.all_to_all(*exchange)
+            flight.work = leg.channel.all_to_all(*exchange)
 
     # Waiting.
 
@@ -161,7 +169,7 @@ class JobThread(ABC):
         value = int.from_bytes(digest, "little", signed=True)
         mine = torch.full((self.transport.world_size,), value, device="cpu")
         everyone, ones = torch.empty_like(mine), [1] * mine.numel()
-        work = self.transport.check.all_to_all(everyone, mine, ones, ones)
+        work = self.transport.signatures().all_to_all(everyone, mine, ones, ones)
         job.check = Check(job.what, mine, everyone, work)
 
     def _compare(self, job: Job) -> None:

@@ -92,14 +92,10 @@ class Gathers:
         by_dtype: dict[torch.dtype, list[Shard]] = {}
         for shard in shards:
             by_dtype.setdefault(shard.flat.dtype, []).append(shard)
-        rank, world_size = self._compressor.rank, self._compressor.world_size
-        settings = self._compressor.settings
         for shard in shards:
             self._compressor.keep(shard.flat)
             self._compressor.keep(shard.tensor)
-        return [
-            Gather(some, rank, world_size, settings, param_settings) for some in by_dtype.values()
-        ]
+        return [Gather(some, self._compressor, param_settings) for some in by_dtype.values()]
 
 
 class Gather:
@@ -108,11 +104,10 @@ class Gather:
     def __init__(
         self,
         shards: Sequence[Shard],
-        rank: int,
-        world_size: int,
-        settings: Settings,
+        compressor: Compressor,
         param_settings: Settings | None,
     ) -> None:
+        settings, world_size = compressor.settings, compressor.world_size
         self.dtype = shards[0].flat.dtype
         coded = {s.name for s in shards if difference_codec(param_settings, s)}
         offsets = accumulate((shard.item.numel for shard in shards), initial=0)
@@ -122,7 +117,8 @@ class Gather:
         ]
         size = settings.chunk_size(world_size)
         raw = self.dtype is torch.float64
-        self.chunks = make_chunks(items, rank, world_size, size, raw)
+        two_hops = compressor.buckets.two_hops
+        self.chunks = make_chunks(items, compressor.rank, world_size, size, raw, two_hops)
         self._verify = settings.verify
         self._specs = ", ".join(sorted({item.codec.spec for item in items}))
         self._memory = _Memory(self.chunks, {s.name: s for s in shards}, coded, self.dtype)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 
 import torch
 
 from zcomm import arguments
-from zcomm.chunks import ChunkSize, best_chunk_size
+from zcomm.chunks import ChunkSize, TwoHops, best_chunk_size
 from zcomm.codecs import Codec, codec
 from zcomm.feedback import NEEDS_FEEDBACK, Mode, checked_decay
+from zcomm.hierarchy import Hierarchy
+from zcomm.hosts import Hosts
 
 # What is best for each codec: benchmarks/convergence.py.
 DEFAULT_FEEDBACK: dict[str, Mode] = {
@@ -36,7 +38,8 @@ _NOT_COMPARED = ("threads",)  # how fast, not what
 class Settings:
     """What `zcomm.compress` takes.
 
-    codec        a spec, or a dict of patterns of parameter names and specs; the first match counts
+    codec        a spec, or a dict of patterns of parameter names and specs; the first match counts;
+                 or a zcomm.Hierarchy with a codec for each of two hops
     feedback     None: the best for each codec; True, False, or a decay between 0 and 1
     start_step   steps before this one are uncompressed
     chunk_mb     fp32 megabytes that are encoded and sent at once; None: the best for the group
@@ -46,7 +49,7 @@ class Settings:
     residual_dtype, threads: storage of residuals; threads of the codecs (None: torch's)
     """
 
-    codec: str | Codec | Mapping[str, str | Codec] = "lm4"
+    codec: str | Codec | Mapping[str, str | Codec] | Hierarchy = "lm4"
     feedback: bool | float | None = None
     start_step: int = 0
     chunk_mb: float | None = None
@@ -55,8 +58,12 @@ class Settings:
     min_numel: int = 1024
     residual_dtype: torch.dtype | str = torch.float32
     threads: int | None = None
+    hierarchy: Hierarchy | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if isinstance(self.codec, Hierarchy):
+            object.__setattr__(self, "hierarchy", self.codec)
+            object.__setattr__(self, "codec", self.codec.across)
         object.__setattr__(self, "codec", _checked_codecs(self.codec))
         object.__setattr__(self, "feedback", _checked_feedback(self.feedback))
         for name in ("start_step", "min_numel"):
@@ -89,6 +96,12 @@ class Settings:
         if self.chunk_mb is None:
             return best_chunk_size(world_size)
         return ChunkSize(int(self.chunk_mb * 2**18), int(self.chunk_mb * 2**20))
+
+    def two_hops(self, hosts: Hosts | None) -> TwoHops | None:
+        """How chunks are made for hosts, if there are several with several ranks each."""
+        if self.hierarchy is None or hosts is None:
+            return None
+        return TwoHops(hosts, self.hierarchy.local_codec)
 
     def codecs_by_pattern(self) -> dict[str, str]:
         assert isinstance(self.codec, dict)
@@ -123,11 +136,12 @@ class Settings:
 
     def compared(self) -> dict[str, str]:
         """The settings that must be the same on all ranks, as text."""
-        named = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return {name: _text(value) for name, value in named if name not in _NOT_COMPARED}
+        texts = {name: _text(getattr(self, name)) for name in SETTING_NAMES}
+        texts["hierarchy"] = "none" if self.hierarchy is None else self.hierarchy.compared()
+        return {name: text for name, text in texts.items() if name not in _NOT_COMPARED}
 
 
-SETTING_NAMES = tuple(field.name for field in fields(Settings))
+SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
 
 
 def expect_same(everyone: Sequence[Mapping[str, str]], rank: int) -> None:

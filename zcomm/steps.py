@@ -1,69 +1,44 @@
 """Steps: what is done to a chunk, with two buffers, `wire` and `rows`.
 
-    encode      the flat tensor           -> wire: a frame for each owner
-    first hop   the others' frames        -> rows: this rank's frame from each of them
-    total       rows and its own frame    -> shard, summed in rank order
-    encode_own  the shard                 -> wire (its own frame), copied to rows for the others
-    second hop  rows                      -> wire: every owner's frame
-    decode      wire                      -> the flat tensor
+    encode        the flat tensor           -> wire: a frame for each owner
+    first hop     the others' frames        -> rows: this rank's frame from each of them
+    total         rows and its own frame    -> shard, summed in rank order
+    encode_sum    the shard                 -> wire (its own frame), copied to rows for the others
+    second hop    rows                      -> wire: every owner's frame
+    decode        wire                      -> the flat tensor
 
-An all-reduce goes through all of them, a reduce-scatter ends with the sum, an all-gather begins
-with encode_own.
+An all-reduce goes through all of them, a reduce-scatter ends with the total, an all-gather begins
+with encode_owned. Between hosts there are a hop and a step more at either end:
+
+    encode_local  the flat tensor           -> wire: a frame for each rank of this host
+    first hop     the others' frames        -> rows
+    encode_across rows and its own frame    -> sums of this host -> wire: a frame for each owner
+    ...
+    forward       the frames of its column  -> copied to rows, for each rank of this host
+    last hop      rows                      -> wire: every owner's frame
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zcomm.chunks import Chunk
+from zcomm.counters import Counters
 from zcomm.faults import Faults
-from zcomm.job import Flight, Job, Memory, grown
+from zcomm.feedback import Hop
+from zcomm.frames import Exchange, Frames, grown, to_all, to_owners
+from zcomm.job import Flight, Job, Memory
 from zcomm.wire import WireError
 
-# A range of torch.profiler, for 1 us; torch's public record_function takes 20, profiler or not.
-Range = torch._C._profiler._RecordFunctionFast
 _CPU = torch.device("cpu")
 # The place in a wire that a WireError names.
 _PLACE = re.compile(r"^wire \d+, (frame|segment) (\d+)")
-
-
-@dataclass
-class Counters:
-    """Totals since the engine started."""
-
-    raw_bytes: int = 0
-    wire_bytes: int = 0
-    encode_s: float = 0.0
-    wait_s: float = 0.0
-    decode_s: float = 0.0
-
-    @contextmanager
-    def time(self, name: str, what: str) -> Iterator[None]:
-        """Adds the time that it takes; torch.profiler sees it as zcomm::`what`."""
-        started = perf_counter()
-        try:
-            with Range(f"zcomm::{what}"):
-                yield
-        finally:
-            setattr(self, name, getattr(self, name) + perf_counter() - started)
-
-
-class Exchange(NamedTuple):
-    """The arguments of an all-to-all: what arrives and what is sent, and each rank's share."""
-
-    out: Tensor
-    send: Tensor
-    out_splits: list[int]
-    send_splits: list[int]
 
 
 class Steps:
@@ -75,80 +50,94 @@ class Steps:
     def __init__(
         self,
         rank: int,
-        world_size: int,
         threads: int | None,
         device: torch.device = _CPU,
         faults: Faults | None = None,
     ) -> None:
         self.counters = Counters()
         self.device = device
-        self._rank, self._world_size = rank, world_size
+        self._rank = rank
         self._threads = threads
         self._faults = faults
         self._shard = self._stage = torch.empty(0, dtype=torch.uint8, device=device)
 
+    # Before the hops.
+
     def encode(self, flight: Flight) -> Exchange:
         """Encodes the flat tensor, each owner's frame for that owner."""
-        job, chunk = flight.job, flight.chunk
-        self.counters.raw_bytes += self._raw_bytes(job, chunk)
+        return self._encode_source(flight, flight.whole, flight.feedback("sent"))
+
+    def encode_local(self, flight: Flight) -> Exchange:
+        """Encodes the flat tensor for the ranks of this host; without feedback."""
+        return self._encode_source(flight, flight.local, None)
+
+    def _encode_source(self, flight: Flight, frames: Frames, feedback: Hop | None) -> Exchange:
+        job = flight.job
+        self._count(flight)
         assert job.source is not None
         with self.counters.time("encode_s", "encode"):
-            self._encode(flight, "sent", chunk.wire, job.source, flight.wire, job.prescale)
-        return Exchange(flight.rows, flight.others, chunk.row_splits, chunk.frame_splits)
+            self._encode(job, frames.chunk.wire, job.source, frames.wire, feedback, job.prescale)
+        return to_owners(frames)
+
+    def encode_across(self, flight: Flight) -> Exchange:
+        """Sums what the ranks of this host have, and encodes that for each owner."""
+        local, across = flight.local, flight.coded
+        with self.counters.time("decode_s", "decode_sum"):
+            sums = self._shard_buffer(local.chunk)
+            self._decode_sum(flight, local, local.chunk.own, sums)
+        with self.counters.time("encode_s", "encode"):
+            feedback = flight.feedback("sent")
+            self._encode(flight.job, across.chunk.wire, sums, across.wire, feedback)
+        return to_owners(across)
+
+    def encode_sum(self, flight: Flight) -> Exchange:
+        """Sums this rank's frames, and encodes the sum for all ranks."""
+        return self._encode_own(flight, self.total(flight))
+
+    def encode_owned(self, flight: Flight) -> Exchange:
+        """The first step of an all-gather: the source is what this rank owns."""
+        job, chunk = flight.job, flight.chunk
+        self._count(flight)
+        if job.memory is None:
+            return self._encode_own(flight, self._part(job.source, chunk))
+        direct = job.memory.direct(flight.index)
+        with self.counters.time("encode_s", "encode_own"):
+            if direct is not None:
+                frames = flight.coded
+                direct.own.encode(frames.own, verify=job.verify, threads=self._threads)
+                return to_all(frames)
+            shard = self._shard_buffer(chunk)
+            job.memory.load(flight.index, shard)
+        return self._encode_own(flight, shard)
+
+    def forward(self, flight: Flight) -> Exchange:
+        """All frames of this rank's column, as they are, for each rank of this host."""
+        hops, column, wire = flight.hops, flight.coded.wire, flight.whole.wire
+        sent, copies = column, hops.local.wire.peers - 1
+        if copies > 1:
+            sent = flight.slot.rows[: hops.forwarded_nbytes]
+            sent.view(copies, hops.column_nbytes).copy_(column)
+        arriving = wire[: wire.numel() - hops.column_nbytes]
+        return Exchange(arriving, sent, hops.column_splits, hops.forward_splits)
+
+    # After them.
 
     def total(self, flight: Flight) -> Tensor:
         """The sum of this rank's frames: in the target, or on its way to the second hop."""
-        job, chunk = flight.job, flight.chunk
+        job, chunk, frames = flight.job, flight.chunk, flight.coded
         with self.counters.time("decode_s", "decode_sum"):
             if job.places and not job.accumulate:
                 assert job.target is not None
-                return self._decode_sum(flight, job.places[flight.index], job.target)
+                return self._decode_sum(flight, frames, job.places[flight.index], job.target)
             part = None if job.gather or job.places else self._part(job.target, chunk)
             direct = part is not None and part.dtype is chunk.sum_dtype
             shard = part if part is not None and direct else self._shard_buffer(chunk)
-            self._decode_sum(flight, chunk.own, shard)
+            self._decode_sum(flight, frames, chunk.own, shard)
             if job.places:
                 _add(job.places[flight.index], shard, job.target)
             elif part is not None and not direct:
                 part.copy_(shard)
         return shard
-
-    def _decode_sum(self, flight: Flight, layout: Any, out: Tensor) -> Tensor:
-        options = self._options(flight, layout, lambda error: error.wire_index)
-        try:
-            layout.decode_sum(self._frames(flight), out=out, **options)
-        except WireError as error:
-            raise self._refused(flight, error.wire_index, error) from error
-        return out
-
-    def encode_source(self, flight: Flight) -> Exchange:
-        """The first step of an all-gather: the source is what this rank owns."""
-        job, chunk = flight.job, flight.chunk
-        self.counters.raw_bytes += self._raw_bytes(job, chunk)
-        if job.memory is None:
-            return self.encode_own(flight, self._part(job.source, chunk))
-        direct = job.memory.direct(flight.index)
-        with self.counters.time("encode_s", "encode_own"):
-            if direct is not None:
-                direct.own.encode(flight.own, verify=job.verify, threads=self._threads)
-                return self._to_all(flight)
-            shard = self._shard_buffer(chunk)
-            job.memory.load(flight.index, shard)
-        return self.encode_own(flight, shard)
-
-    def encode_own(self, flight: Flight, shard: Tensor) -> Exchange:
-        """Encodes what this rank owns, for all ranks and for itself."""
-        with self.counters.time("encode_s", "encode_own"):
-            self._encode(flight, "owned", flight.chunk.own, shard, flight.own, 1.0)
-            return self._to_all(flight)
-
-    def _to_all(self, flight: Flight) -> Exchange:
-        """The second hop: this rank's own frame, once for each of the others."""
-        chunk, sent = flight.chunk, flight.own
-        if chunk.needs_rows(reduce=False):
-            sent = flight.rows
-            sent.view(self._world_size - 1, chunk.own_nbytes).copy_(flight.own)
-        return Exchange(flight.others, sent, chunk.frame_splits, chunk.row_splits)
 
     def decode(self, flight: Flight) -> None:
         """Decodes all frames, this rank's own among them, into the target."""
@@ -159,7 +148,7 @@ class Steps:
                     self._decode_to_memory(flight, job.memory)
                 elif job.target is not None and job.target.dtype is chunk.sum_dtype:
                     options = self._frame_options(flight, chunk.wire)
-                    chunk.wire.decode(flight.wire, out=job.target, **options)
+                    chunk.wire.decode(flight.whole.wire, out=job.target, **options)
                 else:
                     self._decode_staged(flight)
             except WireError as error:
@@ -168,28 +157,47 @@ class Steps:
     def buffer_nbytes(self) -> int:
         return self._shard.nbytes + self._stage.nbytes
 
+    def _encode_own(self, flight: Flight, shard: Tensor) -> Exchange:
+        """Encodes what this rank owns, for all ranks and for itself."""
+        frames = flight.coded
+        with self.counters.time("encode_s", "encode_own"):
+            feedback = flight.feedback("owned")
+            self._encode(flight.job, frames.chunk.own, shard, frames.own, feedback)
+            return to_all(frames)
+
     def _encode(
-        self, flight: Flight, hop: str, layout: Any, source: Tensor, out: Tensor, prescale: float
+        self,
+        job: Job,
+        layout: Any,
+        source: Tensor,
+        out: Tensor,
+        feedback: Hop | None,
+        prescale: float = 1.0,
     ) -> None:
-        feedback = flight.feedback(hop)
         layout.encode(
             source,
             feedback.residuals if feedback else None,
             out=out,
             prescale=prescale,
-            verify=flight.job.verify,
+            verify=job.verify,
             keep_idle=True,
             threads=self._threads,
         )
         if feedback:
             feedback.settle()
 
-    def _frames(self, flight: Flight) -> list[Tensor]:
-        """This rank's frame from every rank, in rank order."""
-        rows, nbytes = flight.rows, flight.chunk.own_nbytes
-        frames = [rows[r * nbytes : (r + 1) * nbytes] for r in range(self._world_size - 1)]
-        frames.insert(self._rank, flight.own)
-        return frames
+    def _decode_sum(self, flight: Flight, frames: Frames, layout: Any, out: Tensor) -> Tensor:
+        ranks = sorted(frames.chunk.senders)  # in the order of what was received
+
+        def sender(error: WireError) -> int | None:
+            return None if error.wire_index is None else ranks[error.wire_index]
+
+        options = self._options(flight, layout, sender)
+        try:
+            layout.decode_sum(frames.received(), out=out, **options)
+        except WireError as error:
+            raise self._refused(flight, sender(error), error) from error
+        return out
 
     def _decode_staged(self, flight: Flight) -> None:
         """Kernels write fp32; a bf16 or fp16 target is filled from there."""
@@ -204,7 +212,7 @@ class Steps:
         direct = memory.direct(flight.index)
         if direct is not None:
             options = self._frame_options(flight, direct.others.layout)
-            direct.others.decode(flight.others, **options)
+            direct.others.decode(flight.whole.others, **options)
         else:
             memory.store(flight.index, self._staged(flight))
 
@@ -215,7 +223,7 @@ class Steps:
         self._stage = grown(self._stage, nbytes)
         stage = self._stage[:nbytes].view(chunk.sum_dtype)
         options = self._frame_options(flight, chunk.packed)
-        chunk.packed.decode(flight.wire, out=stage, **options)
+        chunk.packed.decode(flight.whole.wire, out=stage, **options)
         return stage
 
     def _part(self, flat: Tensor | None, chunk: Chunk) -> Tensor:
@@ -228,11 +236,12 @@ class Steps:
         self._shard = grown(self._shard, nbytes)
         return self._shard[:nbytes].view(chunk.sum_dtype)
 
-    def _raw_bytes(self, job: Job, chunk: Chunk) -> int:
+    def _count(self, flight: Flight) -> None:
         """What the same collective would send without a codec, in the tensor's own dtype."""
+        job, chunk = flight.job, flight.chunk
         others = chunk.numel - chunk.own.numel if job.reduce else 0
-        copies = chunk.own.numel * (self._world_size - 1) if job.gather else 0
-        return (others + copies) * job.itemsize
+        copies = chunk.own.numel * (chunk.wire.peers - 1) if job.gather else 0
+        self.counters.raw_bytes += (others + copies) * job.itemsize
 
     # Wires that are refused.
 
@@ -252,30 +261,18 @@ class Steps:
 
     def _frame_options(self, flight: Flight, layout: Any) -> dict[str, Any]:
         """The same for a wire of frames from all ranks, or all others."""
-        return self._options(flight, layout, partial(self._sender_of, layout))
+        return self._options(flight, layout, partial(_sender_of, flight.chunk.senders, layout))
 
     def _refused(self, place: object, sender: int | None, error: WireError) -> WireError:
         return WireError(
             f"rank {self._rank}: {place}: corrupted wire from rank {sender}: {error}", sender
         )
 
-    def _sender_of(self, layout: Any, error: WireError) -> int:
-        """Whose frame it is in which an error names a frame or a segment."""
-        peer, found = 0, _PLACE.search(str(error))
-        if found is not None:
-            index = int(found[2])
-            peer = index if found[1] == "frame" else layout.segments[index].peer
-        return self._senders()[peer]
-
-    def _senders(self) -> list[int]:
-        """The ranks in the order of their frames: this one is the last."""
-        return [*(r for r in range(self._world_size) if r != self._rank), self._rank]
-
     def _refused_sender(self, flight: Flight) -> int | None:
         """Whose frame is refused, one by one."""
         layout = flight.chunk.wire
-        frames = torch.split(flight.wire, list(layout.frame_nbytes))
-        for slot, sender in enumerate(self._senders()):
+        frames = torch.split(flight.whole.wire, list(layout.frame_nbytes))
+        for slot, sender in enumerate(flight.chunk.senders):
             alone = layout.for_peer(slot)
             out = torch.empty(alone.span, device=self.device)
             try:
@@ -283,6 +280,15 @@ class Steps:
             except WireError:
                 return sender
         return None
+
+
+def _sender_of(senders: Sequence[int], layout: Any, error: WireError) -> int:
+    """Whose frame it is in which an error names a frame or a segment."""
+    peer, found = 0, _PLACE.search(str(error))
+    if found is not None:
+        index = int(found[2])
+        peer = index if found[1] == "frame" else layout.segments[index].peer
+    return senders[peer]
 
 
 def _add(layout: Any, values: Tensor, target: Tensor | None) -> None:

@@ -5,7 +5,8 @@ own: torch, DDP and the user go on with theirs. There are two, one for each hop,
 chunk's second hop comes before or after the next bucket's first one differs from rank to rank.
 They are not registered with torch.distributed: names of groups made later do not depend on them.
 An engine that issues both hops in one fixed order has one for both, and one on the host's network
-for the comparison of signatures; that of a device is made, and registered, by torch.
+for the comparison of signatures; that of a device is made, and registered, by torch. With hosts
+there are as many again over the ranks of this host, and over those of its column.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from __future__ import annotations
 import ctypes
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from zcomm import arguments
+from zcomm.hosts import Hosts
 
 # How long a failing rank waits for the others to say that they are alive, at most.
 _GRACE_S = 2.5
@@ -70,6 +72,13 @@ class Channel:
         self._group = None
 
 
+class Channels(NamedTuple):
+    """The way of chunks to those who sum them, and back."""
+
+    reduce: Channel
+    gather: Channel
+
+
 class Transport:
     """Channels over the ranks of a group, and a way to find out which rank failed."""
 
@@ -81,6 +90,7 @@ class Transport:
         device: torch.device = _CPU,
         *,
         in_order: bool = False,
+        hosts: Hosts | None = None,
     ) -> None:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
@@ -90,24 +100,30 @@ class Transport:
         self._reported = False
         self._store = PrefixStore(f"zcomm/{name}", dist.distributed_c10d._get_default_store())
         self.deadline_s = timeout_s - self.grace_s
-        if in_order:
-            self.check = Channel(_gloo_group(group, self._store, "check", self.deadline_s))
-            # NCCL ends the process when its time is up: after the engine has said why.
-            hops = _own_group(group, self._store, "hops", timeout_s + self.grace_s, device)
-            self.reduce = self.gather = Channel(hops)
-        else:
-            self.reduce, self.gather = (
-                Channel(_own_group(group, self._store, hop, self.deadline_s, device))
-                for hop in ("reduce", "gather")
-            )
-            self.check = self.reduce
+        everyone = range(self.world_size)
+        # NCCL ends the process when its time is up: after the engine has said why.
+        groups = _Groups(group, self._store, timeout_s + self.grace_s, self.deadline_s, device)
+        self.check = Channel(groups.gloo(everyone, "check")) if in_order else None
+        self.flat = groups.channels(everyone, "all", in_order)
+        self.local = groups.channels(hosts.neighbours, "local", in_order) if hosts else None
+        self.across = groups.channels(hosts.column, "across", in_order) if hosts else None
+
+    def signatures(self) -> Channel:
+        """What signatures are compared over."""
+        return self.check or self.flat.reduce
+
+    def channels(self) -> list[Channel]:
+        """All that chunks go through, in the order of their hops; each once."""
+        pairs = [pair for pair in (self.local, self.across, self.flat) if pair is not None]
+        there, back = [p.reduce for p in pairs], [p.gather for p in reversed(pairs)]
+        return list(dict.fromkeys([*there, *back]))
 
     def abandon(self) -> None:
-        for channel in {self.check, self.reduce, self.gather}:
+        for channel in {self.signatures(), *self.channels()}:
             channel.abandon()
 
     def release(self) -> None:
-        for channel in {self.check, self.reduce, self.gather}:
+        for channel in {self.signatures(), *self.channels()}:
             channel.release()
 
     def report(self, text: str) -> None:
@@ -160,23 +176,45 @@ class Transport:
             sleep(_POLL_S)
 
 
-def _own_group(group: Any, store: Any, name: str, timeout_s: float, device: torch.device) -> Any:
-    """A group over the same ranks. Not gloo: through torch, which must register it."""
-    backend = _backend(group, device)
-    if isinstance(backend, dist.ProcessGroupGloo):
-        return _gloo_group(group, store, name, timeout_s)
-    return dist.new_group(
-        dist.get_process_group_ranks(group or dist.group.WORLD),
-        timeout=timedelta(seconds=timeout_s),
-        backend=dist.get_backend(group) if device.type == "cpu" else backend.name(),
-        use_local_synchronization=True,
-    )
+class _Groups:
+    """Makes groups over some ranks of a group, to which this rank belongs."""
 
+    def __init__(
+        self, group: Any, store: Any, timeout_s: float, gloo_timeout_s: float, device: torch.device
+    ) -> None:
+        self._group, self._store, self._device = group, store, device
+        self._timeout = timedelta(seconds=timeout_s)
+        self._gloo_timeout = timedelta(seconds=gloo_timeout_s)
 
-def _gloo_group(group: Any, store: Any, name: str, timeout_s: float) -> Any:
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    timeout = timedelta(seconds=timeout_s)
-    return dist.ProcessGroupGloo(PrefixStore(name, store), rank, world_size, timeout)
+    def channels(self, ranks: Iterable[int], name: str, in_order: bool) -> Channels:
+        """One channel for each way; one for both if all that is issued is in one order."""
+        if in_order:
+            both = Channel(self._make(ranks, name))
+            return Channels(both, both)
+        return Channels(
+            Channel(self._make(ranks, f"{name}/reduce")),
+            Channel(self._make(ranks, f"{name}/gather")),
+        )
+
+    def gloo(self, ranks: Iterable[int], name: str) -> Any:
+        members = sorted(ranks)
+        store = PrefixStore(f"{name}/{members[0]}", self._store)
+        rank = members.index(dist.get_rank(self._group))
+        return dist.ProcessGroupGloo(store, rank, len(members), self._gloo_timeout)
+
+    def _make(self, ranks: Iterable[int], name: str) -> Any:
+        """Not gloo: through torch, which must register it."""
+        backend = _backend(self._group, self._device)
+        if isinstance(backend, dist.ProcessGroupGloo):
+            return self.gloo(ranks, name)
+        on_cpu = self._device.type == "cpu"
+        everyone = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        return dist.new_group(
+            [everyone[r] for r in sorted(ranks)],
+            timeout=self._gloo_timeout if on_cpu else self._timeout,
+            backend=dist.get_backend(self._group) if on_cpu else backend.name(),
+            use_local_synchronization=True,
+        )
 
 
 def _backend(group: Any, device: torch.device) -> Any:

@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 
 from zcomm import arguments, zero_consolidate, zero_state
 from zcomm.compressor import Compressor
+from zcomm.counters import Range
 from zcomm.elementwise import try_on_parts
 from zcomm.parameter_gather import Gathers, difference_codec, needs_master
 from zcomm.settings import Settings
 from zcomm.sharded_gradient import ShardedGradient
 from zcomm.shards import AroundForward, GradientShards, Shard
-from zcomm.steps import Range
 from zcomm.zero_gradients import agree, gather_run, global_norm
 
 

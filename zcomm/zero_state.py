@@ -24,6 +24,7 @@ from zcomm import arguments
 from zcomm.checkpoint_tensors import ResidualRow, SavedRow, SharedCopy, StateShard
 from zcomm.compressor import Compressor
 from zcomm.elementwise import ELEMENT
+from zcomm.feedback import Feedback
 from zcomm.hop_storage import HopStorage
 from zcomm.shards import Shard
 
@@ -172,9 +173,11 @@ def _plain(shard: Shard, key: str, value: Any) -> Any:
 def _residuals(compressor: Compressor) -> dict[str, dict[str, Any]]:
     feedback, rank = compressor.feedback, compressor.rank
     rows = {
-        name: ResidualRow.of(storage, feedback.side, rank, compressor.world_size)
+        name: ResidualRow.of(
+            storage, feedback.side, rank, compressor.world_size, _sharers(feedback)
+        )
         for name, storage in feedback.held("sent").items()
-        if storage.numel
+        if storage.item.numel
     }
     owned = {
         name: _owned(storage, feedback.side, rank)
@@ -190,15 +193,22 @@ def _owned(storage: HopStorage, side: int, rank: int) -> StateShard:
 
 def _checked_rows(compressor: Compressor, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The rows of this rank's residuals; refuses those of another one."""
-    mine = compressor.rank, compressor.world_size
+    sharers = _sharers(compressor.feedback) or (compressor.rank,)
+    mine = compressor.rank, compressor.world_size, sharers
     for name, row in saved.items():
-        if isinstance(row, SavedRow) and (row.rank, row.world_size) != mine:
+        if isinstance(row, SavedRow) and (row.rank, row.world_size, row.sharers) != mine:
             raise ValueError(
                 f"load_state_dict: residual of {name!r}: expected that of rank {mine[0]} of "
-                f"{mine[1]}, got that of rank {row.rank} of {row.world_size}; use "
-                "torch.distributed.checkpoint to load it at another number of ranks"
+                f"{mine[1]} with ranks {list(sharers)} on its host, got that of rank {row.rank} of "
+                f"{row.world_size} with {list(row.sharers)}; use torch.distributed.checkpoint to "
+                "load it at another number of ranks or hosts"
             )
     return dict(saved)
+
+
+def _sharers(feedback: Feedback) -> tuple[int, ...]:
+    """The ranks that share the elements of a residual: those of a host, each its column."""
+    return feedback.hosts.neighbours if feedback.hosts else ()
 
 
 def _load_residuals(
@@ -207,7 +217,7 @@ def _load_residuals(
     feedback, side = compressor.feedback, compressor.feedback.side
     for name, storage in feedback.held("sent").items():
         if name in rows:
-            storage.write(side, rows[name].values())
+            storage.gather(side, rows[name].values())
     for name, storage in feedback.held("owned").items():
         if name in owned:
             storage.write(side, owned[name].part())

@@ -1,4 +1,4 @@
-"""Local ranks: all on loopback, or each on a host of its own behind a slow link.
+"""Local ranks: all on loopback, or on hosts of their own behind slow links.
 
 A host is a network namespace with one interface, `eth0`. The other end of its link is a port of a
 bridge, in one more namespace. Both ends send at most at the given rate. Nothing is added to the
@@ -20,8 +20,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from zcomm.cli.ranks import World
 from zcomm.cli.units import UsageError
@@ -53,27 +51,30 @@ def run(
 ) -> list[Any]:
     """What `fn(rank, world_size, *args)` returned on each rank; on loopback without `hosts`.
 
-    With hosts, each rank has one: `hosts` equals `world_size`, and `rate` is in the words of tc.
+    Each host has as many ranks, numbered as torchrun does. `rate` is in the words of tc.
     """
-    if hosts is not None and hosts != world_size:
-        raise ValueError(f"expected as many hosts as ranks, {world_size}, got {hosts}")
     if (hosts is None) != (rate is None):
         raise ValueError(f"expected hosts and a rate, or neither, got {hosts} and {rate}")
+    if world_size % (hosts or 1):
+        raise ValueError(f"expected as many ranks on each of {hosts} hosts, got {world_size} ranks")
+    each = world_size // (hosts or 1)
     with ended_by_signals(), network(hosts, rate) as prefixes:
         interface = INTERFACE if hosts else LOOPBACK
-        env = {"GLOO_SOCKET_IFNAME": interface}
-        with World(world_size, group_timeout_s=300, env=env, prefixes=prefixes) as world:
+        env = {"GLOO_SOCKET_IFNAME": interface, "LOCAL_WORLD_SIZE": str(each)}
+        of_ranks = [prefix for prefix in prefixes for _ in range(each)]
+        with World(world_size, group_timeout_s=300, env=env, prefixes=of_ranks) as world:
             return world.run(fn, *args, timeout_s=timeout_s)
 
 
 def sent_bytes() -> float:
     """What has left this rank's interface so far, headers included.
 
-    On loopback all ranks share one interface: their mean, and whatever else is sent there.
+    Ranks that share an interface have their mean; on loopback, and whatever else is sent there.
+    What the ranks of a host send to each other does not leave it.
     """
     interface = os.environ["GLOO_SOCKET_IFNAME"]
     sent = int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
-    return sent / dist.get_world_size() if interface == LOOPBACK else sent
+    return sent / int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 @contextlib.contextmanager

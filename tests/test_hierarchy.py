@@ -1,0 +1,418 @@
+"""Two hops: the sum inside of a host first, then one encoding between hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, optim
+from torch.nn.parallel import DistributedDataParallel
+
+import zcomm
+from ddp_training import Net, assert_equal_replicas, seeded, train
+from everyones import everyones
+from failing_training import TIMEOUT_S, backward, damage, model
+from raised import Raised, raised
+from ranks import World, run_ranks
+from zcomm import Hierarchy
+from zcomm.transport import Channel
+from zero_training import difference, plain, trained, zero
+
+pytest_plugins = ["zero_ranks"]
+PAIRS = [[0, 1], [2, 3]]
+
+
+@pytest.fixture(scope="module")
+def six() -> Iterator[World]:
+    with World(6) as world:
+        yield world
+
+
+def whole_numbers(rank: int, numel: int) -> Tensor:
+    """Whose sums are exact in any order."""
+    return torch.randint(-99, 100, (numel,), generator=torch.Generator().manual_seed(rank)).float()
+
+
+# Collectives.
+
+SIZES = (0, 1, 127, 5_000, 300_001)
+
+
+def exact_sums(rank: int, world_size: int, hosts: Any) -> None:
+    hierarchy = Hierarchy(across="none", hosts=hosts)
+    for numel in SIZES:
+        expected = sum(whole_numbers(r, numel) for r in range(world_size))
+        x = whole_numbers(rank, numel)
+        zcomm.all_reduce(x, hierarchy, op="sum")
+        assert torch.equal(x, expected), numel
+        whole = whole_numbers(rank, numel * world_size)
+        part = torch.empty(numel)
+        zcomm.reduce_scatter(part, whole, hierarchy, op="sum")
+        total = sum(whole_numbers(r, numel * world_size) for r in range(world_size))
+        assert torch.equal(part, total[rank * numel : (rank + 1) * numel]), numel
+        gathered = torch.empty(numel * world_size)
+        zcomm.all_gather(gathered, whole_numbers(rank, numel), hierarchy)
+        assert torch.equal(
+            gathered, torch.cat([whole_numbers(r, numel) for r in range(world_size)])
+        ), numel
+
+
+@pytest.mark.parametrize("hosts", [2, PAIRS, [[0, 2], [1, 3]], [[0, 3], [2, 1]]], ids=str)
+def test_collectives_over_two_hosts_are_exact(quartet: World, hosts: Any) -> None:
+    quartet.run(exact_sums, hosts)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, [[0, 5], [4, 1], [3, 2]], [[5, 0, 2], [1, 4, 3]]], ids=str)
+def test_collectives_over_six_ranks_are_exact(six: World, hosts: Any) -> None:
+    six.run(exact_sums, hosts)
+
+
+def chunks_of_large_tensors(rank: int, world_size: int) -> None:
+    x = whole_numbers(rank, 5_000_000)
+    zcomm.all_reduce(x, Hierarchy(across="none", hosts=2), op="sum")
+    assert torch.equal(x, sum(whole_numbers(r, 5_000_000) for r in range(world_size)))
+
+
+def test_many_chunks_are_exact(quartet: World) -> None:
+    quartet.run(chunks_of_large_tensors)
+
+
+def of_hosts_and_of_ranks(rank: int, world_size: int, codec: str) -> None:
+    """Each host's sum, reduced with one hop between two ranks, is the same to the bit."""
+    hosts = dist.new_group([0, 2])
+    numel, steps = 70_000, 3
+    two_hops, one_hop = zcomm.Feedback(), zcomm.Feedback()
+    for step in range(steps):
+        x = whole_numbers(rank + 10 * step, numel)
+        neighbour = whole_numbers((rank ^ 1) + 10 * step, numel)
+        host = (x + neighbour) / 2
+        zcomm.all_reduce(x, Hierarchy(across=codec, hosts=2), feedback=two_hops)
+        if rank in (0, 2):
+            zcomm.all_reduce(host, codec, group=hosts, feedback=one_hop)
+            assert torch.equal(x, host), step
+        assert all(torch.equal(x, other) for other in everyones(x)), step
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4:block=64", "lm4", "lm2", "sign"])
+def test_two_hops_are_one_hop_over_the_sums_of_hosts(quartet: World, codec: str) -> None:
+    quartet.run(of_hosts_and_of_ranks, codec)
+
+
+def lossy_local(rank: int, world_size: int) -> list[float]:
+    """How far from the mean, relative to it."""
+    errors = []
+    for local in ("none", "bf16", "int8", "lm4"):
+        x = torch.randn(50_000, generator=torch.Generator().manual_seed(rank))
+        mean = torch.stack(everyones(x)).mean(0)
+        zcomm.all_reduce(x, Hierarchy(local, "int8", hosts=2))
+        assert all(torch.equal(x, other) for other in everyones(x))
+        errors.append(((x - mean).norm() / mean.norm()).item())
+    return errors
+
+
+def test_codec_inside_of_a_host_is_used(quartet: World) -> None:
+    for none, bf16, int8, lm4 in quartet.run(lossy_local):
+        assert 0 < none < bf16 < int8 < 0.02 < lm4 < 0.2
+
+
+def dtypes(rank: int, world_size: int) -> None:
+    hierarchy = Hierarchy(across="none", hosts=2)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        x = (whole_numbers(rank, 3_000) / 4).to(dtype)
+        total = sum(one.double() for one in everyones(x)).to(dtype)
+        zcomm.all_reduce(x, hierarchy, op="sum")
+        assert torch.equal(x, total), dtype
+
+
+def test_all_dtypes_are_summed(quartet: World) -> None:
+    quartet.run(dtypes)
+
+
+def mixed_kinds(rank: int, world_size: int) -> None:
+    """Collectives of one and of two hops at once, in all orders of their ends."""
+    hierarchy = Hierarchy(across="none", hosts=2)
+    for step in range(12):
+        large = torch.full((400_000,), float(rank + step))
+        small, everyone = torch.full((100,), float(rank)), torch.empty(400)
+        flat = torch.full((1000,), float(rank))
+        first = zcomm.all_reduce(large, hierarchy, async_op=True, op="sum")
+        second = zcomm.all_gather(everyone, small, hierarchy, async_op=True)
+        third = zcomm.all_reduce(flat, "none", async_op=True, op="sum")
+        for work in (third, second, first):
+            assert work is not None
+            work.wait()
+        assert (large == 6 + 4 * step).all()
+        assert (flat == 6).all()
+        assert torch.equal(everyone.view(4, -1)[:, 0], torch.arange(4.0))
+
+
+def test_collectives_of_all_kinds_at_once(quartet: World) -> None:
+    quartet.run(mixed_kinds)
+
+
+def environment(rank: int, world_size: int) -> list[tuple[str, str]]:
+    """What is said of hosts that do not fit: a type, and a text."""
+    found = []
+    x = torch.ones(5)
+
+    def note(hierarchy: Any, **env: str) -> None:
+        os.environ |= env
+        error = raised(zcomm.all_reduce, x.clone(), hierarchy)
+        found.append((error.type, error.text))
+        os.environ.pop("LOCAL_WORLD_SIZE", None)
+
+    note(Hierarchy())
+    note(Hierarchy(), LOCAL_WORLD_SIZE="3" if rank < 3 else "1")
+    note(Hierarchy(), LOCAL_WORLD_SIZE="2")
+    note(Hierarchy(hosts=3))
+    note(Hierarchy(hosts=[[0, 1], [2]]))
+    note(Hierarchy(hosts=[[0, 1, 2], [3]]))
+    note(Hierarchy(across={"*": "lm4"}, hosts=2))
+    return found
+
+
+def test_hosts_that_do_not_fit_are_refused_on_every_rank(quartet: World) -> None:
+    for rank, found in enumerate(quartet.run(environment)):
+        missing, unequal, fine, three, short, uneven, patterns = found
+        assert missing[0] == unequal[0] == three[0] == short[0] == uneven[0] == "ValueError"
+        assert "expected LOCAL_WORLD_SIZE, the number of ranks on this host" in missing[1]
+        assert "give hosts=" in missing[1]
+        for error in (unequal, three, uneven):
+            assert f"rank {rank}: Hierarchy: expected as many ranks on every host" in error[1]
+        assert "3 on host 0, 1 on host 1" in three[1]
+        assert "without rank 3" in short[1]
+        assert fine == ("NoneType", "None")
+        assert patterns[0] == "TypeError"
+        assert "expected one codec across hosts" in patterns[1]
+
+
+def call_differently(rank: int, world_size: int) -> Raised:
+    zcomm.all_reduce(torch.ones(5), "lm4")
+    return raised(zcomm.all_reduce, torch.ones(5), Hierarchy(hosts=2) if rank else "lm4")
+
+
+def test_one_and_two_hops_at_once_are_refused() -> None:
+    for rank, error in enumerate(run_ranks(4, call_differently)):
+        assert error.is_value_error
+        assert f"rank {rank}: expected the same call on all ranks" in error.text
+        assert "rank 1: all_reduce with hosts=2" in error.text
+        assert error.seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"local": "topk:0.01"}, ValueError, "expected a local codec that works without feedback"),
+        ({"local": "int9"}, ValueError, "expected one of none, bf16"),
+        ({"hosts": 0}, ValueError, "expected hosts >= 1, got 0"),
+        ({"hosts": 1.5}, TypeError, "expected hosts as an int, got 1.5; or lists of ranks"),
+        ({"hosts": [0, 1]}, TypeError, "expected hosts as lists of ranks"),
+        ({"hosts": [[0, 1], [1, 2]]}, ValueError, "expected each rank on one host, got rank 1"),
+        ({"across": Hierarchy()}, TypeError, "got a Hierarchy"),
+    ],
+)
+def test_bad_hierarchies_are_refused(
+    options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        Hierarchy(**options)
+
+
+def one_hop(rank: int, world_size: int) -> None:
+    for hosts in (1, 4):
+        x = torch.randn(10_000, generator=torch.Generator().manual_seed(rank))
+        y = x.clone()
+        zcomm.all_reduce(x, Hierarchy(across="lm4", hosts=hosts))
+        zcomm.all_reduce(y, "lm4")
+        assert torch.equal(x, y), hosts
+
+
+def test_one_host_or_one_rank_on_each_is_one_hop(quartet: World) -> None:
+    quartet.run(one_hop)
+
+
+# The hook.
+
+
+def hooked(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
+    ddp = DistributedDataParallel(seeded(Net), bucket_cap_mb=0.05)
+    handle = zcomm.compress(ddp, **settings)
+    result = train(ddp, rank, handle)
+    sizes = handle.residual_nbytes()
+    handle.close()
+    return result, sizes
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_hook_loses_nothing_and_replicas_are_equal(quartet: World, dtype: str) -> None:
+    settings = {"feedback": True, "residual_dtype": dtype, "min_numel": 0, "chunk_mb": 1 / 16}
+    one = quartet.run(hooked, {"codec": "int4", **settings})
+    two = quartet.run(hooked, {"codec": Hierarchy(across="int4", hosts=2), **settings})
+    for found in (one, two):
+        assert_equal_replicas([outcome for outcome, _ in found])
+        bound = {"fp32": 1e-6, "bf16": 2e-3, "int8": 2e-3}[dtype]
+        assert max(outcome.gap for outcome, _ in found) < bound
+    # Of what is sent to the owners of one column, half of the model, and of what is owned.
+    flat, halves = (sum(nbytes for _, nbytes in found) for found in (one, two))
+    assert halves / flat == pytest.approx((1 / 2 + 1 / 4) / (1 + 1 / 4), rel=0.02)
+
+
+def test_hook_without_codecs_is_plain_ddp_to_rounding(quartet: World) -> None:
+    plain_ddp = quartet.run(hooked, {"codec": "none"})
+    two_hops = quartet.run(hooked, {"codec": Hierarchy(across="none", hosts=2)})
+    for (expected, _), (got, _) in zip(plain_ddp, two_hops):
+        assert difference(expected.parameters, got.parameters) < 1e-6
+
+
+def state_of_other_hosts(rank: int, world_size: int) -> Raised:
+    settings: dict[str, Any] = {"feedback": True}
+    first = zcomm.compress(wrapped(), Hierarchy(hosts=2), **settings)
+    state = first.state_dict()
+    again = zcomm.compress(wrapped(), Hierarchy(hosts=2), **settings)
+    again.load_state_dict(state)
+    other = zcomm.compress(wrapped(), Hierarchy(hosts=[[0, 2], [1, 3]]), **settings)
+    found = raised(other.load_state_dict, state)
+    for handle in (first, again, other):
+        handle.close()
+    return found
+
+
+def wrapped() -> DistributedDataParallel:
+    return DistributedDataParallel(seeded(Net))
+
+
+def test_hook_state_of_other_hosts_is_refused(quartet: World) -> None:
+    for error in quartet.run(state_of_other_hosts):
+        assert error.is_value_error
+        assert "expected hosts '[[0, 2], [1, 3]]', got '[[0, 1], [2, 3]]'" in error.text
+
+
+# ZeRO.
+
+
+def sharded(rank: int, world_size: int, options: dict[str, Any]) -> tuple[float, float]:
+    """How far ZeRO with two hops is from plain DDP; and ranks from each other."""
+    expected = trained(plain(optim.AdamW, lr=1e-2), rank)
+    make = zero(optim.AdamW, Hierarchy(across="none", hosts=2), lr=1e-2, **options)
+    got = trained(make, rank)
+    same = all(difference(got, other) == 0.0 for other in everyones(got))
+    return difference(expected, got), float(not same)
+
+
+def test_zero_over_two_hops_is_plain_adamw_to_rounding(quartet: World) -> None:
+    for far, apart in quartet.run(sharded, {}):
+        assert far < 1e-5
+        assert apart == 0.0
+
+
+def test_zero_with_coded_parameters_keeps_replicas_equal(quartet: World) -> None:
+    for far, apart in quartet.run(sharded, {"param_codec": "int8", "min_numel": 0}):
+        assert far < 1e-2
+        assert apart == 0.0
+
+
+def refused_parameters(rank: int, world_size: int) -> Raised:
+    return raised(zcomm.ZeroOptimizer, wrapped(), optim.SGD, param_codec=Hierarchy())
+
+
+def test_hierarchy_of_parameters_is_refused(quartet: World) -> None:
+    for error in quartet.run(refused_parameters):
+        assert error.type == "TypeError"
+        assert "give that as codec=" in error.text
+
+
+def saved_and_loaded(rank: int, world_size: int, folder: str, ways: tuple[Any, Any]) -> float:
+    """The largest change of the sum of all ranks' residuals, from one way to another."""
+    sums = []
+    for step, hosts in enumerate(ways):
+        codec = "int4" if hosts is None else Hierarchy(across="int4", hosts=hosts)
+        ddp = wrapped()
+        opt = zcomm.ZeroOptimizer(ddp, optim.SGD, codec=codec, feedback=True, min_numel=0, lr=0.1)
+        if step:
+            zcomm.load_checkpoint(folder, {"optimizer": opt})
+        else:
+            for i in range(3):
+                opt.zero_grad()
+                ddp(
+                    torch.randn(8, 32, generator=torch.Generator().manual_seed(9 * i + rank))
+                ).sum().backward()
+                opt.step()
+            zcomm.save_checkpoint(folder, {"optimizer": opt}, 3)
+        feedback = opt.compressor.feedback
+        held = {n: s.spread(feedback.side) for n, s in feedback.held("sent").items()}
+        sums.append({n: sum(one[n].double() for one in everyones(held)) for n in held})
+        opt.close()
+    assert max(t.abs().max() for t in sums[0].values()) > 1e-3
+    return max((sums[0][n] - sums[1][n]).abs().max().item() for n in sums[0])
+
+
+@pytest.mark.parametrize("ways", [(2, None), (None, 2), (2, 2), (2, [[0, 3], [1, 2]])], ids=str)
+def test_residuals_are_conserved_from_hosts_to_hosts(
+    quartet: World, tmp_path: Path, ways: tuple[Any, Any]
+) -> None:
+    assert max(quartet.run(saved_and_loaded, str(tmp_path), ways)) < 1e-6
+
+
+# Failures.
+
+
+def train_with_damage(rank: int, world_size: int, pair: str, way: str) -> list[Raised]:
+    ddp = model()
+    handle = zcomm.compress(ddp, Hierarchy("int8", "int8", hosts=2))
+    backward(ddp)
+    if rank == 1:
+        channel = getattr(getattr(handle._compressor.engine.transport, pair), way)
+        channel.__class__ = DamagingChannel
+    return [raised(backward, ddp), raised(backward, ddp)]
+
+
+class DamagingChannel(Channel):
+    """Flips a bit of what arrives from the last other rank."""
+
+    def all_to_all(self, out: Any, send: Any, out_splits: Any, send_splits: Any) -> Any:
+        work = super().all_to_all(out, send, out_splits, send_splits)
+        work.wait()
+        damage(out, out_splits, 200)
+        return work
+
+
+HOPS = {
+    ("local", "reduce"): ("reduce-scatter inside of a host", 0),
+    ("across", "reduce"): ("reduce-scatter between hosts", 3),
+    ("across", "gather"): ("all-gather inside of a host", 3),  # noticed where it is decoded
+    ("local", "gather"): ("all-gather inside of a host", 2),  # rank 0 forwards what 2 owns
+}
+
+
+@pytest.mark.parametrize(("pair", "way"), list(HOPS), ids=str)
+def test_corrupted_wire_names_its_sender(quartet: World, pair: str, way: str) -> None:
+    found = quartet.run(train_with_damage, pair, way)
+    first, again = found[1]
+    hop, sender = HOPS[pair, way]
+    assert first.type == "WireError"
+    assert f"rank 1: bucket 0 of step 1, {hop} of chunk 1 of" in first.text
+    assert f"corrupted wire from rank {sender}" in first.text
+    assert again.text == first.text
+
+
+def train_until_killed(rank: int, world_size: int) -> Raised:
+    ddp = model()
+    zcomm.compress(ddp, Hierarchy(hosts=2), timeout_s=TIMEOUT_S)
+    for _ in range(3):  # DDP makes new buckets in the second
+        backward(ddp)
+    if rank == 2:
+        os._exit(9)
+    return raised(backward, ddp)
+
+
+def test_dead_rank_is_named_by_all_others() -> None:
+    found = run_ranks(4, train_until_killed, expect_dead=[2])
+    for rank in (0, 1, 3):
+        assert found[rank].type == "CommunicationError"
+        assert "rank 2" in found[rank].text
+        assert found[rank].seconds < TIMEOUT_S + 5
