@@ -6,7 +6,10 @@ with all collectives of one size taking turns, bytes counted at the interface, a
     share of the line rate = bytes sent at the interface / time / rate
 
 Usage: python benchmarks/collectives.py [--size-mb 25 100] [--ranks 2 4] [--codecs none int8 lm4]
-       [--hosts 2 4 --rate 1gbit] [--rounds R] [--check] [--json F]
+       [--hosts 2 4 --rate 1gbit [--ranks-per-host 2]] [--rounds R] [--check] [--json F]
+
+With several ranks per host there are rows of two hops, named local/across: bytes at the interface
+are those that cross between hosts.
 """
 
 from __future__ import annotations
@@ -47,6 +50,10 @@ BARS = (
     Bar("all_reduce", "lm4", "line_share", (GIGABIT,), {2: 0.80, 4: 0.65}),
 )
 BAR_SIZE_MB = 100.0
+ONE_HOP = "lm4"
+TWO_HOPS = ("none/lm4", "bf16/lm4", "int8/lm4")
+# Of the best local codec, with two ranks on each of two hosts.
+LEAST_SPEEDUP, MOST_BYTES = 1.4, 0.55
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,9 @@ class Row:
     line_share: float | None
     error: float
     wrong: int  # rounds in which a result was too far off, or the ranks disagreed
+    per_host: int | None
+    against_one_hop: float  # how much faster than one hop of lm4
+    sent_of_one_hop: float  # bytes, as a part of those
 
 
 def measured(place: Place, size_mb: float, args: argparse.Namespace) -> Iterator[Row]:
@@ -69,7 +79,10 @@ def measured(place: Place, size_mb: float, args: argparse.Namespace) -> Iterator
     keys = [Key(kind, codec) for kind in KINDS for codec in (OWN, *args.codecs)]
     arguments = (size, keys, args.rounds, GLOO, hosts.sent_bytes)
     by_rank = place.run(measure, *arguments)
-    for row in rows_of(size, by_rank):
+    rows = list(rows_of(size, by_rank, place.per_host))
+    one_hop = {row.kind: row for row in rows if row.codec == ONE_HOP}
+    for row in rows:
+        base = one_hop.get(row.kind, row)
         yield Row(
             kind=row.kind,
             codec=row.codec or GLOO,
@@ -82,6 +95,9 @@ def measured(place: Place, size_mb: float, args: argparse.Namespace) -> Iterator
             line_share=line_share(row.sent, row.seconds, args.rate),
             error=row.error,
             wrong=row.wrong,
+            per_host=place.per_host if args.hosts else None,
+            against_one_hop=median_ratio(base.seconds, row.seconds),
+            sent_of_one_hop=median_ratio(row.sent, base.sent),
         )
 
 
@@ -94,6 +110,7 @@ def checked(row: Row) -> Iterator[Checked]:
     name = f"{row.kind} {row.codec}, {row.size_mb:g} MB, {row.ranks} ranks, {row.link}"
     for bar in BARS:
         same = (bar.kind, bar.codec, BAR_SIZE_MB) == (row.kind, row.codec, row.size_mb)
+        same = same and row.per_host in (None, 1)
         if same and row.link in bar.links and row.ranks in bar.least:
             value = asdict(row)[bar.column]
             yield Checked(f"{name}: {bar.column}", value, bar.least[row.ranks])
@@ -101,8 +118,26 @@ def checked(row: Row) -> Iterator[Checked]:
         yield Checked(f"{name}: wrong", row.wrong, 0, most=True)
 
 
+def checked_hops(rows: list[Row]) -> Iterator[Checked]:
+    """Two hops against one: the fastest local codec, and the most bytes of any."""
+    two = [
+        row
+        for row in rows
+        if "/" in row.codec
+        and (row.kind, row.size_mb, row.link) == ("all_reduce", BAR_SIZE_MB, GIGABIT)
+        and (row.ranks, row.per_host) == (4, 2)
+    ]
+    if two:
+        best = max(two, key=lambda row: row.against_one_hop)
+        name = f"all_reduce {best.codec}, 2 x 2 ranks, against one hop of {ONE_HOP}"
+        yield Checked(f"{name}: speed", best.against_one_hop, LEAST_SPEEDUP)
+        most = max(row.sent_of_one_hop for row in two)
+        yield Checked("two hops, 2 x 2 ranks: bytes between hosts", most, MOST_BYTES, most=True)
+
+
 def print_header() -> None:
     columns = f"{'ms':>9} {'speed-up':>9} {'MB sent':>8} {'of line':>8} {'error':>8} {'wrong':>6}"
+    columns += f" {'x one hop':>9} {'its bytes':>9}"
     print(f"{'':14} {'codec':10} {'MB':>6} {'ranks':>6} {columns}", flush=True)
 
 
@@ -110,7 +145,8 @@ def print_row(row: Row) -> None:
     share = "–" if row.line_share is None else f"{row.line_share:.2f}"
     what = f"{row.kind:14} {row.codec:10} {row.size_mb:6g} {row.ranks:6}"
     numbers = f"{row.ms:9.1f} {row.speedup:9.2f} {row.sent_mb:8.1f} {share:>8} {row.error:8.1e}"
-    print(f"{what} {numbers} {row.wrong:6}", flush=True)
+    hops = f"{row.against_one_hop:9.2f} {row.sent_of_one_hop:9.2f}" if "/" in row.codec else ""
+    print(f"{what} {numbers} {row.wrong:6} {hops}".rstrip(), flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -120,13 +156,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size-mb", type=float, nargs="+", default=[25.0, BAR_SIZE_MB])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument(
-        "--hosts", type=int, nargs="+", help="instead of --ranks: each rank on a host of its own"
+        "--hosts", type=int, nargs="+", help="instead of --ranks: ranks on hosts of their own"
     )
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="with --hosts")
     measuring.add_options(parser, rounds=7)
     args = parser.parse_args()
     measuring.check_link(parser, args)
     known = [codec for codec in ERRORS if codec != OWN]
-    unknown = [codec for codec in args.codecs if codec.split(":")[0] not in known]
+    if args.ranks_per_host > 1:
+        args.codecs += [ONE_HOP] * (ONE_HOP not in args.codecs) + list(TWO_HOPS)
+    specs = [one for codec in args.codecs for one in codec.split("/")]
+    unknown = [spec for spec in specs if spec.split(":")[0] not in known]
     if unknown:
         parser.error(f"--codecs: expected some of {', '.join(known)}, got {', '.join(unknown)}")
     return args
@@ -138,13 +178,15 @@ def main() -> int:
     measuring.print_about(about)
     print_header()
     rows: list[Row] = []
-    for world_size in args.hosts or args.ranks:
-        with places.started(world_size, bool(args.hosts), args.rate) as place:
+    per_host = args.ranks_per_host
+    for count in args.hosts or args.ranks:
+        world_size = count * per_host if args.hosts else count
+        with places.started(world_size, bool(args.hosts), args.rate, per_host) as place:
             for size_mb in args.size_mb:
                 for row in measured(place, size_mb, args):
                     print_row(row)
                     rows.append(row)
-    bars = [one for row in rows for one in checked(row)]
+    bars = [*(one for row in rows for one in checked(row)), *checked_hops(rows)]
     return measuring.finish(args, about, rows, bars)
 
 

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min", "--min-size", default="64K", metavar="SIZE", help="smallest tensor, bytes (64K)")
     add("--max", "--max-size", default="256M", metavar="SIZE", help="largest tensor (256M)")
     add("--factor", type=int, default=4, help="from size to size (4)")
-    add("--codecs", nargs="+", default=list(CODECS), metavar="C", help="none int8 lm4 topk:0.01 …")
+    add("--codecs", nargs="+", default=list(CODECS), metavar="C", help="none int8/lm4 topk:0.01 …")
     add("--collectives", nargs="+", default=list(KINDS), metavar="K", help=" ".join(KINDS))
     add("--backend", nargs="+", default=["gloo"], metavar="B", help="of the process group (gloo)")
     add("--ranks", type=int, metavar="N", help="ranks to start on this machine (2)")
@@ -108,7 +108,7 @@ def measured(place: Place, settings: Settings, output: bench_output.Output) -> I
             keys = [Key(kind, codec) for codec in (OWN, *settings.codecs)]
             for size in settings.sizes:
                 by_rank = place.run(measure, size, keys, settings.rounds, backend)
-                yield from rows_of(size, by_rank)
+                yield from rows_of(size, by_rank, place.per_host)
 
 
 def about_run(place: Place, settings: Settings) -> dict[str, object]:
@@ -141,7 +141,8 @@ def checked(args: argparse.Namespace) -> Settings:
         rounds=args.rounds,
     )
     # Residuals of codecs that need them: what is sent, and what is owned.
-    fed_back = sum(zcomm.codec(c).name in NEEDS_FEEDBACK for c in settings.codecs)
+    across = [zcomm.codec(Key("", spec).across) for spec in settings.codecs]
+    fed_back = sum(codec.name in NEEDS_FEEDBACK for codec in across)
     tensors = TENSORS + fed_back * (1 + 1 / world_size)
     largest = max(fit.SIZES) if args.fit else settings.sizes[-1]
     option = "--fit" if args.fit else f"--max {args.max}"
@@ -165,9 +166,16 @@ def checked_sizes(least: str, most: str, factor: int) -> list[int]:
 
 def checked_codecs(specs: list[str]) -> list[str]:
     try:
-        return list(dict.fromkeys(zcomm.codec(spec).spec for spec in specs))
+        return list(dict.fromkeys(map(checked_codec, specs)))
     except ValueError as error:
         raise UsageError(f"--codecs: {error}") from error
+
+
+def checked_codec(spec: str) -> str:
+    """A codec, or those of two hops: local/across."""
+    key = Key("", spec)
+    across = zcomm.codec(key.across).spec
+    return f"{zcomm.Hierarchy(key.local, across).local}/{across}" if key.local else across
 
 
 def checked_kinds(names: list[str]) -> list[str]:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import zcomm
-from zcomm.chunks import Item, best_chunk_size, block_of, make_chunks
+from zcomm.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.cli.collective_tasks import OWN, Key, Sample, Samples, shard_numel_of
+from zcomm.hosts import hosts_of
 from zcomm.sharding import even_bounds, owner_bounds
 
 # How often each collective encodes a value: once on its way to the owner, once from there to all.
@@ -75,7 +76,7 @@ class Row:
         return self.algbw * ENCODINGS[self.kind] * (self.ranks - 1) / self.ranks
 
 
-def rows_of(nbytes: int, by_rank: Sequence[Samples]) -> Iterator[Row]:
+def rows_of(nbytes: int, by_rank: Sequence[Samples], per_host: int = 1) -> Iterator[Row]:
     """The rows of one size. For each kind of collective, the backend's own is among the keys."""
     ranks = len(by_rank)
     rounds = {key: list(zip(*(samples[key] for samples in by_rank))) for key in by_rank[0]}
@@ -86,7 +87,7 @@ def rows_of(nbytes: int, by_rank: Sequence[Samples]) -> Iterator[Row]:
             codec=key.codec,
             nbytes=4 * ranks * shard_numel_of(nbytes, ranks),
             ranks=ranks,
-            wire_nbytes=wire_nbytes(key, nbytes, ranks),
+            wire_nbytes=wire_nbytes(key, nbytes, ranks, per_host),
             seconds=slowest[key],
             cpu_s=statistics.median(statistics.mean(one.cpu_s for one in turn) for turn in turns),
             speedup=median_ratio(slowest[Key(key.kind, OWN)], slowest[key]),
@@ -100,33 +101,58 @@ def median_ratio(over: Iterable[float], under: Iterable[float]) -> float:
     return statistics.median(a / b for a, b in zip(over, under))
 
 
-def wire_nbytes(key: Key, nbytes: int, world_size: int) -> int:
+def wire_nbytes(key: Key, nbytes: int, world_size: int, per_host: int = 1) -> int:
     """The bytes that rank 0 sends, without what TCP adds: those of the engine's own chunks.
 
     The backends' own have rings: each rank passes on all but its own part, in each direction.
     """
-    kind, spec = key
+    kind = key.kind
     shard = shard_numel_of(nbytes, world_size)
-    if spec == OWN:
+    if key.codec == OWN:
         return 4 * shard * (world_size - 1) * ENCODINGS[kind]
-    codec = zcomm.codec(spec)
+    codec = zcomm.codec(key.across)
     bounds = even_bounds(shard, world_size)
     if kind == "all_reduce":
         bounds = owner_bounds([(shard * world_size, block_of(codec))], world_size)[0]
     item = Item("", codec, bounds[-1], 0, bounds)
-    chunks = make_chunks([item], 0, world_size, best_chunk_size(world_size))
-    first = sum(chunk.others_nbytes for chunk in chunks) if kind != "all_gather" else 0
-    second = sum(chunk.rows_nbytes for chunk in chunks) if kind != "reduce_scatter" else 0
+    hosts = hosts_of([str(r // per_host) for r in range(world_size)], 0)
+    two_hops = TwoHops(hosts, zcomm.codec(key.local)) if key.local and hosts else None
+    size = best_chunk_size(world_size)
+    chunks = make_chunks([item], 0, world_size, size, two_hops=two_hops)
+    first = sum(map(reduced_nbytes, chunks)) if kind != "all_gather" else 0
+    second = sum(map(gathered_nbytes, chunks)) if kind != "reduce_scatter" else 0
     return first + second
 
 
+def reduced_nbytes(chunk: Chunk) -> int:
+    """On the way to the owners."""
+    if chunk.hops is None:
+        return chunk.others_nbytes
+    return chunk.hops.local.others_nbytes + chunk.hops.across.others_nbytes
+
+
+def gathered_nbytes(chunk: Chunk) -> int:
+    """On the way from them."""
+    if chunk.hops is None:
+        return chunk.rows_nbytes
+    return chunk.hops.across.rows_nbytes + chunk.hops.forwarded_nbytes
+
+
 def error_bound(key: Key, nbytes: int) -> float:
-    error = ERRORS[key.codec.split(":")[0]]
-    if key.codec != OWN:
-        # The largest of more values is larger, and with it the steps of a block's scale.
-        error *= max(1.0, zcomm.codec(key.codec).block / ERRORS_BLOCK) ** 0.2
+    error = ENCODINGS[key.kind] * encoding_error(key.across)
+    if key.local and key.kind != "all_gather":
+        error += encoding_error(key.local)
     room: float = ROOM + SMALL_ROOM * (SMALL_NUMEL * 4 / nbytes) ** 0.5
-    return min(1.0, room * ENCODINGS[key.kind] * error)
+    return min(1.0, room * error)
+
+
+def encoding_error(spec: str) -> float:
+    error = ERRORS[spec.split(":")[0]]
+    if spec == OWN:
+        return error
+    # The largest of more values is larger, and with it the steps of a block's scale.
+    growth: float = max(1.0, zcomm.codec(spec).block / ERRORS_BLOCK) ** 0.2
+    return error * growth
 
 
 def is_wrong(key: Key, nbytes: int, of_ranks: Sequence[Sample]) -> bool:

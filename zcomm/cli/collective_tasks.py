@@ -27,10 +27,20 @@ _PART = 1 << 20
 
 
 class Key(NamedTuple):
-    """What takes turns; the codec is OWN for the backend's own collective."""
+    """What takes turns; the codec is OWN for the backend's own collective, and local/across for
+    two hops: the codec inside of hosts, and the one between them."""
 
     kind: str
     codec: str
+
+    @property
+    def local(self) -> str:
+        """Empty if there is one hop."""
+        return self.codec.rpartition("/")[0]
+
+    @property
+    def across(self) -> str:
+        return self.codec.rpartition("/")[2]
 
 
 class Sample(NamedTuple):
@@ -75,11 +85,10 @@ class Buffers:
         self.mean_shard = self.mean.view(world_size, -1)[rank]
 
     def task(self, key: Key) -> Task:
-        kind, codec = key
-        whole, shard = self.whole, self.shard
-        run, forget = self._collective(kind, codec)
+        kind, whole, shard = key.kind, self.whole, self.shard
+        run, forget = self._collective(key)
         # The backend has no mean. Its sum is divided outside the time.
-        divisor = self.world_size if codec == OWN and kind != "all_gather" else 1
+        divisor = self.world_size if key.codec == OWN and kind != "all_gather" else 1
 
         def start_from(reset: Callable[[], object]) -> Callable[[], object]:
             return lambda: (reset(), forget())
@@ -93,14 +102,13 @@ class Buffers:
         run = partial(run, whole, self.mean_shard)
         return Task(start_from(whole.zero_), run, lambda: whole, self.mean)
 
-    def _collective(
-        self, kind: str, codec: str
-    ) -> tuple[Callable[..., object], Callable[[], object]]:
+    def _collective(self, key: Key) -> tuple[Callable[..., object], Callable[[], object]]:
         """The call, and what makes it forget the last one: a round sends what the first one did."""
-        if codec == OWN:
-            return partial(own_collective(kind), group=self.group), lambda: None
-        run = partial(getattr(zcomm, kind), codec=codec, group=self.group)
-        if zcomm.codec(codec).name not in NEEDS_FEEDBACK:
+        if key.codec == OWN:
+            return partial(own_collective(key.kind), group=self.group), lambda: None
+        codec = zcomm.Hierarchy(key.local, key.across) if key.local else key.codec
+        run = partial(getattr(zcomm, key.kind), codec=codec, group=self.group)
+        if zcomm.codec(key.across).name not in NEEDS_FEEDBACK:
             return run, lambda: None
         feedback = zcomm.Feedback()
         return partial(run, feedback=feedback), partial(feedback.rescale, 0.0)

@@ -51,8 +51,15 @@ def run(
 ) -> list[Any]:
     """What `fn(rank, world_size, *args)` returned on each rank; on loopback without `hosts`.
 
-    Each host has as many ranks, numbered as torchrun does. `rate` is in the words of tc.
+    `rate` is in the words of tc.
     """
+    with world(world_size, hosts, rate) as started:
+        return started.run(fn, *args, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def world(world_size: int, hosts: int | None, rate: str | None) -> Iterator[World]:
+    """Ranks, as many on each host, numbered as torchrun does; on loopback without `hosts`."""
     if (hosts is None) != (rate is None):
         raise ValueError(f"expected hosts and a rate, or neither, got {hosts} and {rate}")
     if world_size % (hosts or 1):
@@ -62,8 +69,8 @@ def run(
         interface = INTERFACE if hosts else LOOPBACK
         env = {"GLOO_SOCKET_IFNAME": interface, "LOCAL_WORLD_SIZE": str(each)}
         of_ranks = [prefix for prefix in prefixes for _ in range(each)]
-        with World(world_size, group_timeout_s=300, env=env, prefixes=of_ranks) as world:
-            return world.run(fn, *args, timeout_s=timeout_s)
+        with World(world_size, group_timeout_s=300, env=env, prefixes=of_ranks) as started:
+            yield started
 
 
 def sent_bytes() -> float:

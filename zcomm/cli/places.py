@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from zcomm.cli import hosts, ranks
+from zcomm.cli import hosts
 from zcomm.cli.units import UsageError
 from zcomm.transport import gather_bytes
 
@@ -26,6 +26,7 @@ class Place(NamedTuple):
     run: Callable[..., list[Any]]
     ranks: int
     ranks_here: int  # that share this machine's processor and memory
+    per_host: int
     link: str
     leads: bool = True  # one of the processes of a command speaks for all of them
 
@@ -51,18 +52,19 @@ def planned(count: int | None, host_count: int | None, default: int = 2) -> tupl
 
 
 @contextlib.contextmanager
-def started(world_size: int, on_hosts: bool, rate: str | None) -> Iterator[Place]:
-    """Ranks on this machine: on loopback, or each on a host of its own behind a link."""
-    host_count = world_size if on_hosts else None
-    with hosts.ended_by_signals(), hosts.network(host_count, rate) as prefixes:
-        env = {"GLOO_SOCKET_IFNAME": hosts.INTERFACE if on_hosts else hosts.LOOPBACK}
-        with ranks.World(world_size, group_timeout_s=300, env=env, prefixes=prefixes) as world:
+def started(
+    world_size: int, on_hosts: bool, rate: str | None, per_host: int = 1
+) -> Iterator[Place]:
+    """Ranks on this machine: on loopback, or on hosts of their own behind links."""
+    host_count = world_size // per_host if on_hosts else None
+    with hosts.world(world_size, host_count, rate) as world:
 
-            def run(fn: Callable[..., Any], *args: Any) -> list[Any]:
-                return world.run(fn, *args, timeout_s=3600)
+        def run(fn: Callable[..., Any], *args: Any) -> list[Any]:
+            return world.run(fn, *args, timeout_s=3600)
 
-            link = rate.lower() if rate else LOOPBACK
-            yield Place(run, world_size, world_size, link)
+        link = rate.lower() if rate else LOOPBACK
+        each = per_host if on_hosts else world_size
+        yield Place(run, world_size, world_size, each, link)
 
 
 @contextlib.contextmanager
@@ -78,7 +80,7 @@ def joined(backend: str) -> Iterator[Place]:
 
     try:
         link = os.environ.get("GLOO_SOCKET_IFNAME", "network")
-        yield Place(run, world_size, here, link, leads=rank == 0)
+        yield Place(run, world_size, here, here, link, leads=rank == 0)
     finally:
         dist.destroy_process_group()
 
