@@ -83,7 +83,7 @@ def test_the_usual_codecs_fit_80_columns(
 ) -> None:
     args = cli.make_parser().parse_args(["bench", *SMALL, "--codecs", "lm4", "topk:0.01"])
     with World(2) as world:
-        place = Place(world.run, 2, 2, LOOPBACK)
+        place = Place(world.run, 2, 2, 2, LOOPBACK)
         assert bench.bench(place, bench.checked(args), args) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -154,7 +154,7 @@ def test_a_wrong_row_is_named_and_the_exit_code_is_1(
         return spoiled
 
     args = cli.make_parser().parse_args(["bench", *SMALL, "--codecs", "int8", "sign"])
-    assert bench.bench(Place(run, 2, 2, LOOPBACK), bench.checked(args), args) == 1
+    assert bench.bench(Place(run, 2, 2, 2, LOOPBACK), bench.checked(args), args) == 1
     out = capsys.readouterr().out
     assert "WRONG: all_gather 64K sign: 1 of 2 rounds" in out
     assert "are right" not in out

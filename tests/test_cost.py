@@ -112,7 +112,7 @@ def test_a_fit_finds_the_numbers_of_a_machine_that_is_like_the_model(profile: Pr
 
 
 def local_place(world: World) -> Place:
-    return Place(world.run, world.world_size, world.world_size, LOOPBACK)
+    return Place(world.run, *[world.world_size] * 3, LOOPBACK)
 
 
 def test_a_fit_on_real_ranks_predicts_what_it_has_not_seen(
