@@ -161,7 +161,7 @@ def environment(rank: int, world_size: int) -> list[tuple[str, str]]:
         os.environ.pop("LOCAL_WORLD_SIZE", None)
 
     note(Hierarchy())
-    note(Hierarchy(), LOCAL_WORLD_SIZE="3" if rank < 3 else "1")
+    note(Hierarchy(), LOCAL_WORLD_SIZE="1" if rank == 0 else "2")
     note(Hierarchy(), LOCAL_WORLD_SIZE="2")
     note(Hierarchy(hosts=3))
     note(Hierarchy(hosts=[[0, 1], [2]]))
@@ -178,6 +178,7 @@ def test_hosts_that_do_not_fit_are_refused_on_every_rank(quartet: World) -> None
         assert "give hosts=" in missing[1]
         for error in (unequal, three, uneven):
             assert f"rank {rank}: Hierarchy: expected as many ranks on every host" in error[1]
+        assert "LOCAL_WORLD_SIZE 1 on rank 0, 2 on rank 1" in unequal[1]
         assert "3 on host 0, 1 on host 1" in three[1]
         assert "without rank 3" in short[1]
         assert fine == ("NoneType", "None")

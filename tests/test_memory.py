@@ -166,7 +166,8 @@ def test_models_and_worlds_that_are_refused(arguments: Any, error: Any, says: st
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"stage": 2}, ValueError, "stages 2 and 3 come with FSDP2"),
+        ({"stage": 2}, ValueError, "expected 0 or 1, got 2: plans of FSDP2"),
+        ({"codec": zcomm.Hierarchy()}, TypeError, "plans are those of one hop"),
         ({"stage": 4}, ValueError, "expected 0 or 1, got 4"),
         ({"codec": None}, ValueError, "expected one at stage 1, got None"),
         ({"stage": 0, "param_codec": "lm4"}, ValueError, "use stage=1"),

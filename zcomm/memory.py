@@ -19,6 +19,7 @@ from zcomm.buffer_memory import Buffers, Travel, buffers_of
 from zcomm.chunks import Item, piece_limit
 from zcomm.elementwise import try_on_parts
 from zcomm.gradient_memory import LocalGradients, nbytes_of
+from zcomm.hierarchy import Hierarchy
 from zcomm.optimizer_memory import optimizer_class, optimizer_memory
 from zcomm.parameter_gather import needs_master
 from zcomm.parameters import items_of
@@ -95,6 +96,11 @@ def plan(
     """
     world_size = arguments.count(world_size, "world_size", least=1)
     _expect_stage(stage, codec, param_codec)
+    if isinstance(codec, Hierarchy):
+        raise TypeError(
+            "plan: expected codec as a codec or patterns, got a Hierarchy: plans are those of one "
+            "hop; give its across codec, and divide `residuals` by the ranks per host"
+        )
     given = {name: arguments_.pop(name) for name in SETTING_NAMES if name in arguments_}
     settings = Settings("none" if codec is None else codec, **given)
     every, trained = _parameters(model, dtype)
@@ -266,7 +272,7 @@ def _expect_stage(stage: Any, codec: Any, param_codec: Any) -> None:
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ValueError(f"stage: expected 0 or 1, got {arguments.describe(stage)}")
     if stage > 1:
-        raise ValueError(f"stage: expected 0 or 1, got {stage}: stages 2 and 3 come with FSDP2")
+        raise ValueError(f"stage: expected 0 or 1, got {stage}: plans of FSDP2 are not there yet")
     if stage == 1 and codec is None:
         raise ValueError("codec: expected one at stage 1, got None; use 'none' for exact gradients")
     if stage == 0 and param_codec is not None:
