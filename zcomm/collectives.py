@@ -28,6 +28,7 @@ from zcomm.transport import (
     exchange,
     expect_sendable,
     expect_sender,
+    group_of,
     group_timeout_s,
     member_of,
 )
@@ -138,9 +139,9 @@ class _Call:
         op: str,
         verify: bool,
     ) -> None:
-        self.name, self.group, self.verify = name, group, bool(verify)
+        self.name, self.group, self.verify = name, group_of(group, name), bool(verify)
         self.codec = codec(spec)
-        self.rank, self.world_size = member_of(group, name)
+        self.rank, self.world_size = member_of(self.group, name)
         if op not in ("mean", "sum"):
             raise ValueError(f"{name}: expected op 'mean' or 'sum', got {op!r}")
         self.op = op
@@ -163,6 +164,7 @@ class _Call:
         expect_sendable(t, what)
         if self.world_size > 1:
             expect_sender(t.device, self.group, what)
+        arguments.address(t, what)
         return arguments.flat(t.detach(), what, "use a contiguous tensor").detach()
 
     def expect_parts(self, whole: str, all_: Tensor, part: str, one: Tensor) -> None:
