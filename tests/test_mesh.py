@@ -23,6 +23,7 @@ import zcomm
 from ddp_training import Net, assert_bit_equal, batch, seeded
 from raised import raised
 from ranks import World
+from test_docs import PYTHON, ROOT, blocks
 
 pytest_plugins = ["zero_ranks"]
 
@@ -261,3 +262,14 @@ def test_collectives_take_one_dimension_of_a_mesh(quartet: World) -> None:
         assert "expected a group or a DeviceMesh of one dimension, got one of 2" in messages[0]
         assert "all_reduce: tensor: expected a tensor that holds data, got DTensor" in messages[1]
         assert messages[1].endswith("use .to_local()")
+
+
+def run_the_page(rank: int, world_size: int, folder: str) -> None:
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks(ROOT / "docs/frameworks.md", PYTHON)), names)
+    names["train"](2, 2, folder)
+
+
+def test_the_page_about_it_runs(quartet: World, tmp_path: Path) -> None:
+    quartet.run(run_the_page, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.glob("tp*/step-*")) == ["step-000000001.0"] * 2

@@ -10,12 +10,14 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.utils.data import DataLoader, TensorDataset
 
+import zcomm
 from ddp_training import assert_bit_equal
 from integrations.frameworks import FEEDBACK, be_a_torchrun_rank, examples, network, values
 from raised import raised
@@ -167,6 +169,22 @@ def test_a_resumed_training_has_every_ranks_residuals(
     assert not torch.equal(*residuals)  # each rank has its own
 
 
+def fit_with_checkpoints(rank: int, world_size: int, folder: str) -> Any:
+    """Saves after each epoch; goes on from the second of three, in a trainer of its own."""
+    saving = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    whole, again = Classifier(), Classifier()
+    options = {"max_epochs": 3, "enable_checkpointing": True}
+    trainer_of(Compress(**FEEDBACK), saving, **options).fit(whole, data())
+    path = f"{folder}/epoch=1.ckpt"
+    trainer_of(Compress(**FEEDBACK), max_epochs=3).fit(again, data(), ckpt_path=path)
+    return values(whole), values(again)
+
+
+def test_checkpoints_of_each_epoch_have_residuals(pair: World, tmp_path: Path) -> None:
+    for whole, again in pair.run(fit_with_checkpoints, str(tmp_path)):
+        assert_bit_equal(again, whole)
+
+
 def resume_wrongly(rank: int, world_size: int, path: str) -> Any:
     model = Classifier()
     other = raised(trainer_of(Compress("int8", feedback=True)).fit, model, data(), ckpt_path=path)
@@ -195,11 +213,17 @@ def test_without_residuals_another_codec_goes_on(pair: World, tmp_path: Path) ->
 # What is refused.
 
 
+class Sharded(Classifier):  # type: ignore[misc, valid-type]
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return zcomm.ZeroOptimizer(self.trainer.strategy.model, torch.optim.AdamW)
+
+
 def fit_wrongly(rank: int, world_size: int) -> dict[str, Any]:
     own_hook = DDPStrategy(ddp_comm_hook=fp16_compress_hook)
     alone = {"devices": 1, "strategy": "auto"}
     return {
         "hook": raised(trainer_of(Compress(), strategy=own_hook).fit, Classifier(), data()),
+        "zero": raised(trainer_of().fit, Sharded(), data()),
         "alone": raised(trainer_of(Compress(), **alone).fit, Classifier(), data()),
     }
 
@@ -209,6 +233,7 @@ def test_strategies_that_cannot_be_compressed_are_refused() -> None:
         world.run(be_a_torchrun_rank)
         for found in world.run(fit_wrongly):
             assert "expected a strategy without ddp_comm_hook, got one" in found["hook"].text
+            assert "step: expected no closure, got one" in found["zero"].text
             assert "got the strategy SingleDeviceStrategy" in found["alone"].text
             assert found["alone"].text.endswith('use Trainer(strategy="ddp", devices=...)')
             assert all(error.is_value_error for error in found.values())
@@ -217,7 +242,7 @@ def test_strategies_that_cannot_be_compressed_are_refused() -> None:
 def test_arguments_are_checked_at_once() -> None:
     with pytest.raises(ValueError, match="codec: expected one of"):
         Compress(codec="lm5")
-    with pytest.raises(TypeError, match="expected settings .* got 'start'"):
+    with pytest.raises(TypeError, match=r"expected settings .* got 'start'"):
         Compress(codec="lm4", start=5)
     with pytest.raises(RuntimeError, match=r"Compress.handle: expected a training that has start"):
         _ = Compress().handle
