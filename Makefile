@@ -26,7 +26,7 @@ test: $(VENV)/installed
 
 # Lightning, Hugging Face's Trainer and Accelerate, in an environment of their own. Nothing is downloaded after that.
 test-integrations: $(FRAMEWORKS)/installed
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/python -m pytest -q -rs tests/integrations
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/integrations
 
 # All that can be known about the CUDA kernels without a GPU. See docs/gpu.md.
 GPU_TESTS := tests/test_codec_contract.py tests/test_contract_layouts.py tests/test_hostile_wire.py tests/test_hostile_bodies.py \
