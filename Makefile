@@ -7,6 +7,7 @@ PYTEST_ARGS ?= -q -rs -n $(JOBS) --maxprocesses 8 --dist loadfile
 FUZZ_CASES ?= 100000
 
 VENV := .venv
+FRAMEWORKS := .venv-integrations
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -16,12 +17,16 @@ NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o -path csrc/emulator
 SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -path csrc/emulator -prune -o -type d -not -name __pycache__ -print)
 CLANG_FORMAT_FILES := $(shell find csrc \( -name "*.cpp" -o -name "*.h" -o -name "*.cu" \) -not -name lm_tables.h)
 
-.PHONY: test gpu-proof gpu-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint format sanitize gpu-sanitize avx512-proof clean
+.PHONY: test test-integrations gpu-proof gpu-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint format sanitize gpu-sanitize avx512-proof clean
 
 # The CUDA kernels' PTX is made into a module for the emulator first, where there is nvcc.
 test: $(VENV)/installed
 	$(BIN)/python tests/emulated.py ptx80
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
+
+# Lightning, Hugging Face's Trainer and Accelerate, in an environment of their own. Nothing is downloaded after that.
+test-integrations: $(FRAMEWORKS)/installed
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/integrations
 
 # All that can be known about the CUDA kernels without a GPU. See docs/gpu.md.
 GPU_TESTS := tests/test_codec_contract.py tests/test_contract_layouts.py tests/test_hostile_wire.py tests/test_hostile_bodies.py \
@@ -84,7 +89,7 @@ format: $(VENV)/tools
 	$(BIN)/clang-format -i $(CLANG_FORMAT_FILES)
 
 clean:
-	rm -rf build dist $(VENV) *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist $(VENV) $(FRAMEWORKS) *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find zcomm tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/tools: requirements-dev.txt
@@ -106,6 +111,15 @@ dist/built: setup.py pyproject.toml MANIFEST.in README.md LICENSE $(PACKAGE_FILE
 # Without dependencies: torch is there, and must stay the pinned one.
 $(VENV)/installed: $(VENV)/tools dist/built
 	$(PIP) install --no-deps --force-reinstall dist/*.whl
+	touch $@
+
+$(FRAMEWORKS)/tools: requirements-integrations.txt
+	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements-integrations.txt
+	touch $@
+
+$(FRAMEWORKS)/installed: $(FRAMEWORKS)/tools dist/built
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall dist/*.whl
 	touch $@
 
 # GCC's own AVX-512 header draws hundreds of false -Wmaybe-uninitialized.

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
 PAGES = (README, *sorted(ROOT.glob("docs/*.md")))
 PYTHON, RANKS, DIFF = "python", "python ranks=2", "diff ranks=2"
+# Run by `make test-integrations`; in the README, an excerpt of what is.
+FRAMEWORKS = ("diff lightning", "diff transformers", "diff accelerate")
 
 
 def blocks(page: Path, mark: str) -> list[str]:
@@ -53,7 +55,7 @@ def torchrun(script: Path) -> None:
 @pytest.mark.parametrize("page", [README, GUIDE], ids=page_name)
 def test_every_block_is_of_a_kind_that_is_run(page: Path) -> None:
     fences = re.findall(r"^\s*```(.*)$", page.read_text(), re.MULTILINE)
-    assert set(fences[::2]) <= {PYTHON, RANKS, DIFF}
+    assert set(fences[::2]) <= {PYTHON, RANKS, DIFF, *FRAMEWORKS}
     assert set(fences[1::2]) == {""}
 
 
@@ -88,6 +90,14 @@ def test_quick_starts_run_as_written(diff: str, dropped: str, tmp_path: Path) ->
     script = tmp_path / "train.py"
     script.write_text("\n".join(line[1:] for line in lines if not line.startswith(dropped)))
     torchrun(script)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_diffs_for_frameworks_are_excerpts_of_what_is_run(framework: str) -> None:
+    [whole] = blocks(ROOT / "docs/frameworks.md", framework)
+    for excerpt in blocks(README, framework):
+        lines = iter(whole.splitlines())
+        assert all(line in lines for line in excerpt.splitlines()), excerpt  # in their order
 
 
 # Commands: those in lines of their own are whole, those inside a sentence may leave options out.

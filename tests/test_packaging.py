@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import math
 import os
@@ -77,7 +78,9 @@ def test_metadata() -> None:
     assert metadata["Requires-Python"] == ">=3.10"
     needed = metadata.get_all("Requires-Dist") or []
     assert [line for line in needed if "extra ==" not in line] == ["torch>=2.6"]
-    assert set(metadata.get_all("Provides-Extra") or []) == {"bench", "cuda", "triton", "dev"}
+    frameworks = {"lightning", "transformers", "accelerate"}
+    extras = {"bench", "cuda", "triton", "dev", *frameworks}
+    assert set(metadata.get_all("Provides-Extra") or []) == extras
 
 
 def test_every_tool_of_dev_is_pinned() -> None:
@@ -165,6 +168,35 @@ def test_import_loads_no_gpu_library() -> None:
         [sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True
     )
     assert result.stdout.strip() == ""
+
+
+FRAMEWORKS = ("lightning", "transformers")
+
+
+def test_import_loads_no_framework() -> None:
+    names = {*FRAMEWORKS, "pytorch_lightning", "accelerate", "zcomm.integrations"}
+    code = f"import sys, zcomm; print(*sorted({names!r} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True
+    )
+    assert result.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_that_is_absent_says_what_to_install(framework: str) -> None:
+    with pytest.raises(ImportError, match=rf"use pip install 'zcomm\[{framework}\]'"):
+        importlib.import_module(f"zcomm.integrations.{framework}")
+
+
+def test_integrations_are_tested_with_the_same_torch() -> None:
+    files = (ROOT / f"requirements-{name}.txt" for name in ("dev", "integrations"))
+    dev, frameworks = (
+        dict(line.split("==") for line in file.read_text().splitlines() if "==" in line)
+        for file in files
+    )
+    shared = dev.keys() & frameworks.keys()
+    assert shared == {"torch", "numpy", "pytest", "pytest-timeout", "hypothesis"}
+    assert all(dev[name] == frameworks[name] for name in shared)
 
 
 def test_checked_in_tables_are_what_the_script_computes() -> None:

@@ -167,9 +167,10 @@ def address(t: Tensor, what: str) -> int:
     """t.data_ptr(); refuses a tensor that has elements but no memory (meta, a wrapper)."""
     start = t.data_ptr()
     if not start and t.numel():
+        remedy = "; use .to_local()" if hasattr(t, "to_local") else ""
         raise ValueError(
             f"{what}: expected a tensor that holds data, got {type(t).__name__} on {t.device} "
-            "without memory of its own"
+            f"without memory of its own{remedy}"
         )
     return start
 

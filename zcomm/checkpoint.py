@@ -11,13 +11,16 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+from torch import nn
+
 from zcomm import arguments
-from zcomm.transport import gather_bytes, member_of
+from zcomm.transport import gather_bytes, group_of, member_of
 from zcomm.zero import ShardedOptimizer
 from zcomm.zero_state import checked_about
 
@@ -36,12 +39,14 @@ def save_checkpoint(
     """Saves `state` as the newest checkpoint in `folder`, which all ranks must be able to see.
 
     All ranks call it. `state` is what torch.distributed.checkpoint takes: {"model": model,
-    "optimizer": opt, "epoch": {"number": 3}}. The `keep` newest checkpoints stay.
+    "optimizer": opt, "epoch": {"number": 3}}. The `keep` newest checkpoints stay. `group` is the
+    model's: over one dimension of a mesh, mesh["dp"], with a folder for each of its groups.
     """
     step, keep = arguments.count(step, "a step"), arguments.count(keep, "keep", least=1)
-    rank = _prepare("save_checkpoint", group)
+    rank, group = _prepare("save_checkpoint", state, group)
     root = Path(folder)
     unfinished = root / f"{_UNFINISHED}{step}"
+    _expect_own_folder(_on_rank_0(lambda: _claim(root, group), rank, group), root)
     _on_rank_0(lambda: _make_folder(root), rank, group)
     _dcp().save(dict(state), checkpoint_id=unfinished, process_group=group)
     _on_rank_0(lambda: _publish(root, unfinished, step, keep), rank, group)
@@ -54,7 +59,7 @@ def load_checkpoint(
 
     All ranks call it, in a world of any size.
     """
-    rank = _prepare("load_checkpoint", group)
+    rank, group = _prepare("load_checkpoint", state, group)
     root = Path(folder)
     name = _on_rank_0(lambda: _latest(root), rank, group)
     if not name:
@@ -69,8 +74,14 @@ def load_checkpoint(
     return int(name.removeprefix(_PREFIX).split(".")[0])
 
 
-def _prepare(what: str, group: Any) -> int:
+def _prepare(what: str, state: Mapping[str, Any], group: Any) -> tuple[int, Any]:
+    """This rank in the group; refuses what would not be whole."""
+    group = group_of(group, what)
     rank, _ = member_of(group, what)
+    for optimizer in state.values():
+        if isinstance(optimizer, ShardedOptimizer):
+            _expect_own_group(what, optimizer, _ranks(group))
+            _expect_whole_models(what, optimizer, state.values())
     try:
         importlib.import_module("numpy")
     except ImportError as error:
@@ -78,7 +89,58 @@ def _prepare(what: str, group: Any) -> int:
             f"{what}: expected NumPy, which torch.distributed.checkpoint needs, got none; "
             "use pip install numpy"
         ) from error
-    return rank
+    return rank, group
+
+
+def _expect_own_group(what: str, optimizer: ShardedOptimizer, ranks: list[int]) -> None:
+    """Shards of other groups' models have the same names: one of them would be lost."""
+    own = _ranks(optimizer.compressor.group)
+    if own != ranks:
+        raise ValueError(
+            f"rank {dist.get_rank()}: {what}: expected group= that of the optimizer's model, ranks "
+            f"{own}, got ranks {ranks}; over one dimension of a mesh use group=mesh['dp'], and a "
+            "folder for each of its groups"
+        )
+
+
+def _expect_whole_models(what: str, optimizer: ShardedOptimizer, values: Iterable[Any]) -> None:
+    """torch takes tensor-parallel parameters out of a DDP model in its first forward pass."""
+    ddp = optimizer.compressor.ddp()
+    for model in values:
+        if isinstance(model, nn.Module) and ddp is not None and model in (ddp, ddp.module):
+            named = {id(p) for p in model.parameters()}
+            lost = [s.name for s in optimizer.shards.values() if id(s.parameter) not in named]
+            if lost:
+                raise ValueError(
+                    f"{what}: expected a model that has all parameters of its optimizer, got one "
+                    f"without {lost[0]!r}: torch takes tensor-parallel parameters out of it in the "
+                    "first forward pass; put dict(model.named_parameters()), made before that, in "
+                    "place of the model"
+                )
+
+
+def _ranks(group: Any) -> list[int]:
+    return dist.get_process_group_ranks(group or dist.group.WORLD)
+
+
+def _claim(root: Path, group: Any) -> str:
+    """The ranks that save to a folder in this run; a group without any of them comes too late."""
+    store = dist.distributed_c10d._get_default_store()
+    key, mine = f"zcomm/checkpoints/{root.resolve()}", _ranks(group)
+    found: list[int] = json.loads(store.compare_set(key, "", json.dumps(mine)))
+    if set(found).isdisjoint(mine):
+        return json.dumps(found)
+    store.set(key, json.dumps(mine))
+    return ""
+
+
+def _expect_own_folder(others: str, root: Path) -> None:
+    if others:
+        raise ValueError(
+            f"rank {dist.get_rank()}: save_checkpoint: expected a folder of its own for each "
+            f"group, got {str(root)!r}, to which ranks {others} save; add to its name, such as "
+            "f'{folder}/tp{mesh.get_local_rank(\"tp\")}'"
+        )
 
 
 def _on_rank_0(work: Callable[[], str], rank: int, group: Any) -> str:

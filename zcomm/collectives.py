@@ -30,7 +30,13 @@ from zcomm.job_thread import JobThread
 from zcomm.meeting import meet
 from zcomm.sharding import even_bounds, owner_bounds
 from zcomm.streams import Streams, streams_of
-from zcomm.transport import expect_sendable, expect_sender, group_timeout_s, member_of
+from zcomm.transport import (
+    expect_sendable,
+    expect_sender,
+    group_of,
+    group_timeout_s,
+    member_of,
+)
 
 
 class _Engine(NamedTuple):
@@ -139,10 +145,10 @@ class _Call:
         op: str,
         verify: bool,
     ) -> None:
-        self.name, self.group, self.verify = name, group, bool(verify)
+        self.name, self.group, self.verify = name, group_of(group, name), bool(verify)
         self.hierarchy = spec if isinstance(spec, Hierarchy) else None
         self.codec = codec(_one_codec(name, spec.across) if isinstance(spec, Hierarchy) else spec)
-        self.rank, self.world_size = member_of(group, name)
+        self.rank, self.world_size = member_of(self.group, name)
         if op not in ("mean", "sum"):
             raise ValueError(f"{name}: expected op 'mean' or 'sum', got {op!r}")
         self.op = op
@@ -165,6 +171,7 @@ class _Call:
         expect_sendable(t, what)
         if self.world_size > 1:
             expect_sender(t.device, self.group, what)
+        arguments.address(t, what)
         return arguments.flat(t.detach(), what, "use a contiguous tensor").detach()
 
     def expect_parts(self, whole: str, all_: Tensor, part: str, one: Tensor) -> None:

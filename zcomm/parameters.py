@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from zcomm import arguments
 from zcomm.chunks import Item, block_of
 from zcomm.settings import Settings
 from zcomm.sharding import owner_bounds
@@ -28,8 +29,10 @@ def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
         for name, p in ddp.module.named_parameters()
         if p.requires_grad and name not in ignored
     }
+    _expect_all_reduced(ddp, named)
     for name, p in named.items():
         expect_sendable(p, f"parameter {name!r}", _IGNORE)
+        arguments.address(p, f"parameter {name!r}")
     device_of(named)
     for prefix, module in ddp.module.named_modules():
         name = f"{prefix}.weight".lstrip(".").replace("_orig_mod.", "")
@@ -39,6 +42,20 @@ def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
                 f"{type(module).__name__}(sparse=True); use sparse=False{_IGNORE}"
             )
     return named
+
+
+def _expect_all_reduced(ddp: DistributedDataParallel, named: Mapping[str, Tensor]) -> None:
+    """Refuses a model of which DDP reduces parameters that it does not name any more."""
+    known = {id(p) for p in named.values()}
+    reduced = [p for p in getattr(ddp, "_module_parameters", ()) if p.requires_grad]
+    missing = sum(id(p) not in known for p in reduced)
+    if missing:
+        raise ValueError(
+            f"expected a model that names all parameters that DDP reduces, got one that does not "
+            f"name {missing} of {len(reduced)}: over one dimension of a mesh, torch takes tensor-"
+            "parallel parameters out of the model in its first forward pass; call zcomm.compress "
+            "or make the ZeroOptimizer before that"
+        )
 
 
 def device_of(named: Mapping[str, Tensor]) -> torch.device:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from zcomm import arguments
 from zcomm.hosts import Hosts
@@ -230,6 +231,18 @@ def group_timeout_s(group: Any, device: torch.device = _CPU) -> float:
     """The timeout that a group was made with."""
     timeout = getattr(getattr(_backend(group, device), "options", None), "_timeout", None)
     return (timeout or dist.default_pg_timeout).total_seconds()
+
+
+def group_of(given: Any, what: str) -> Any:
+    """The process group of a DeviceMesh with one dimension; any other argument as it is."""
+    if not isinstance(given, DeviceMesh):
+        return given
+    if given.ndim != 1:
+        raise ValueError(
+            f"{what}: expected a group or a DeviceMesh of one dimension, got one of {given.ndim}, "
+            f"{given.mesh_dim_names or tuple(given.shape)}; use one of them, such as mesh['dp']"
+        )
+    return given.get_group()
 
 
 def member_of(group: Any, what: str) -> tuple[int, int]:

@@ -1,0 +1,86 @@
+"""Lightning: `Trainer(strategy="ddp", callbacks=[Compress(codec="lm4")])`.
+
+A strategy's own `ddp_comm_hook` is registered on CUDA only, silently; a callback meets the wrapped
+model everywhere, when fit begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from zcomm import arguments
+from zcomm.integrations.registration import Registration, expect_ddp
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError:
+    try:
+        from pytorch_lightning.callbacks import Callback
+    except ImportError as error:
+        raise ImportError(
+            "zcomm.integrations.lightning: expected the package lightning, or pytorch-lightning, "
+            "got none; use pip install 'zcomm[lightning]'"
+        ) from error
+
+
+class Compress(Registration, Callback):  # type: ignore[misc]
+    """Compresses the gradients of `Trainer.fit`; see Registration for the arguments.
+
+    A checkpoint has the residuals of all ranks, which rank 0 gathers when it is saved.
+    """
+
+    def __init__(self, codec: Any = "lm4", **settings: Any) -> None:
+        super().__init__(codec, **settings)
+        self._saved: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def state_key(self) -> str:
+        return "zcomm.Compress"
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Before Lightning loads a checkpoint: nothing stays of one that was loaded earlier."""
+        self._saved = ()
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        strategy = trainer.strategy
+        remedy = 'use Trainer(strategy="ddp", devices=...)'
+        expect_ddp(strategy.model, f"the strategy {type(strategy).__name__}", remedy)
+        if getattr(strategy, "_ddp_comm_hook", None) is not None:
+            raise ValueError(
+                "Compress: expected a strategy without ddp_comm_hook, got one: torch allows one "
+                "hook for each model; leave ddp_comm_hook= or the callback away"
+            )
+        self.register(strategy.model, getattr(strategy.precision_plugin, "scaler", None))
+        self.load(self._mine())
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all ranks, on rank 0: Lightning writes no other rank's. A collective."""
+        if self._handle is None:
+            return {}
+        first, mine = dist.get_rank() == 0, self._handle.state_dict()
+        everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
+        dist.gather_object(mine, everyone)
+        return {"ranks": everyone or []}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Kept until fit has wrapped the model."""
+        ranks = state_dict.get("ranks")
+        if not ranks:
+            raise ValueError(
+                "Compress.load_state_dict: expected the state of a Compress, with the states of "
+                f"all ranks, got {arguments.describe(state_dict)}"
+            )
+        self._saved = ranks
+
+    def _mine(self) -> Mapping[str, Any] | None:
+        """This rank's state; one of other ranks, if there are more of them now, is refused."""
+        if not self._saved:
+            return None
+        return self._saved[min(dist.get_rank(), len(self._saved) - 1)]

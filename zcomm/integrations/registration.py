@@ -1,0 +1,80 @@
+"""Registration: what the callbacks of all frameworks have in common."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from zcomm.api import Codecs, compress
+from zcomm.hook import Handle, HookState
+
+
+class Registration:
+    """Compresses the gradients of the model that a framework wraps when training starts.
+
+    Takes the settings of zcomm.compress, and checks them at once. `scaler` is found by itself, if
+    the framework has one. With `resume=False` training starts without the residuals that a
+    checkpoint has.
+    """
+
+    def __init__(
+        self, codec: Codecs = "lm4", *, scaler: Any = None, resume: bool = True, **settings: Any
+    ) -> None:
+        HookState(codec, scaler=scaler, **settings)  # refuses what is wrong
+        self._arguments = {"codec": codec, **settings}
+        self._scaler, self.resume = scaler, resume
+        self._handle: Handle | None = None
+        self._model: weakref.ref[Any] | None = None
+
+    @property
+    def handle(self) -> Handle:
+        """What zcomm.compress returned: of the last training that was started."""
+        if self._handle is None:
+            raise RuntimeError(
+                "Compress.handle: expected a training that has started, got none: the framework "
+                "wraps the model then; read it in or after training"
+            )
+        return self._handle
+
+    def register(self, model: Any, scaler: Any) -> None:
+        """Compresses `model`, unless it is the one of the training before."""
+        if self._model is not None and self._model() is model:
+            return
+        self.close()
+        scaler = self._scaler if self._scaler is not None else scaler
+        self._handle = compress(model, scaler=scaler, **self._arguments)
+        self._model = weakref.ref(model)
+
+    def load(self, saved: Mapping[str, Any] | None) -> None:
+        """Goes on from a state of the handle; one without residuals fits any codec and world."""
+        if saved is None or not self.resume:
+            return
+        if not any(saved["residuals"].values()):
+            mine = self.handle.state_dict()
+            saved = {**mine, "step": saved["step"], "scale": saved["scale"]}
+        try:
+            self.handle.load_state_dict(saved)
+        except ValueError as error:
+            raise ValueError(
+                f"Compress: expected a checkpoint whose residuals fit, got this: {error}; or use "
+                "Compress(..., resume=False), which starts without them"
+            ) from error
+
+    def close(self) -> None:
+        """Ends the engine of the last training; the handle still says what it did."""
+        self._model = None
+        if self._handle is not None:
+            self._handle.close()
+
+
+def expect_ddp(model: Any, what: str, remedy: str) -> None:
+    """Refuses a model that the framework did not wrap in DistributedDataParallel."""
+    inner = getattr(model, "_orig_mod", model)
+    if not isinstance(inner, DistributedDataParallel):
+        raise ValueError(
+            f"Compress: expected a model that is trained with DistributedDataParallel, got {what}: "
+            f"zcomm compresses its gradients, no others'; {remedy}"
+        )

@@ -1,0 +1,91 @@
+"""Hugging Face: `Trainer(..., callbacks=[Compress(codec="lm4")])`.
+
+The Trainer hands callbacks the model without its DistributedDataParallel, and no way to the
+checkpoint it resumes from. Both are known to its method train(), from which it calls them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zcomm.integrations.registration import Registration, expect_ddp
+from zcomm.settings import expect_same
+from zcomm.transport import exchange
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+except ImportError as error:
+    raise ImportError(
+        "zcomm.integrations.transformers: expected the packages transformers and accelerate, got "
+        "none; use pip install 'zcomm[transformers]'"
+    ) from error
+
+
+class Compress(Registration, TrainerCallback):  # type: ignore[misc]
+    """Compresses the gradients of `Trainer.train`; see Registration for the arguments.
+
+    Each rank saves its residuals beside the rest of a checkpoint: `zcomm_rank0.pt` and so on.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer, checkpoint = _training()
+        model = trainer.model_wrapped
+        remedy = "start the script with torchrun, without FSDP and DeepSpeed"
+        expect_ddp(model, f"{type(model).__name__} ({args.parallel_mode})", remedy)
+        self.register(model, trainer.accelerator.scaler)
+        if checkpoint is not None and self.resume:
+            self.load(_saved_in(Path(checkpoint)))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.save_only_model or state.is_hyper_param_search:
+            return  # Such a checkpoint is not for resuming.
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        folder.mkdir(parents=True, exist_ok=True)  # without a common disk, each host has its own
+        path = _file_in(folder, dist.get_rank())
+        unfinished = path.with_suffix(".unfinished")
+        torch.save(self.handle.state_dict(), unfinished)
+        unfinished.replace(path)
+
+
+def _training() -> tuple[Any, str | None]:
+    """The Trainer whose train() is under way in this thread, and what it resumes from."""
+    for frame in _callers():
+        trainer, name = frame.f_locals.get("self"), "resume_from_checkpoint"
+        if isinstance(trainer, Trainer) and name in frame.f_locals:
+            return trainer, frame.f_locals[name] or None
+    raise RuntimeError(
+        "Compress: expected to be called by transformers.Trainer.train(), got a call from "
+        "elsewhere; with another training loop use zcomm.compress(ddp)"
+    )
+
+
+def _callers() -> Iterator[FrameType]:
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _file_in(folder: Path, rank: int) -> Path:
+    return folder / f"zcomm_rank{rank}.pt"
+
+
+def _saved_in(folder: Path) -> Any:
+    """This rank's state; None if the checkpoint was made without zcomm.
+
+    A rank that is new takes the first one's: it fits if there are no residuals.
+    """
+    candidates = (_file_in(folder, rank) for rank in (dist.get_rank(), 0))
+    path = next((path for path in candidates if path.exists()), None)
+    found = "there" if path else "not there"
+    everyone, _ = exchange({f"file of zcomm in {folder.name}": found}, None)
+    expect_same(everyone, dist.get_rank())
+    return torch.load(path, map_location="cpu", weights_only=True) if path else None
