@@ -22,12 +22,13 @@ BF16_FP32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.
 
 
 class Net(nn.Module):
-    """Sizes that no number of ranks divides, and a last layer with fewer rows than ranks."""
+    """Rows that no number of ranks divides, a weight whose columns 2, 3 and 4 divide, and a last
+    layer with fewer rows than ranks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(32, 281)
-        self.middle = nn.Sequential(nn.Linear(281, 263), nn.Tanh(), nn.Linear(263, 127))
+        self.middle = nn.Sequential(nn.Linear(281, 276), nn.Tanh(), nn.Linear(276, 127))
         self.last = nn.Linear(127, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,8 +57,8 @@ class Checkpointed(Net):
 
 
 def by_columns(p: nn.Parameter) -> Shard | None:
-    """Cuts weights with an even number of columns along these."""
-    return Shard(1) if p.dim() == 2 and p.shape[1] % 4 == 0 else None
+    """Cuts a weight along its columns, if these can be."""
+    return Shard(1) if p.dim() == 2 and p.shape[1] % 12 == 0 else None
 
 
 def mesh_of(count: int) -> DeviceMesh | None:
@@ -66,9 +67,12 @@ def mesh_of(count: int) -> DeviceMesh | None:
     return mesh if dist.get_rank() < count else None
 
 
-def sharded(
-    mesh: DeviceMesh | None, stage: int = 3, model: Any = Net, **options: Any
-) -> Any:
+def mesh_2d() -> DeviceMesh:
+    """Four ranks: two replicas of two shards."""
+    return DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(mesh: DeviceMesh | None, stage: int = 3, model: Any = Net, **options: Any) -> Any:
     """A model in four FSDP modules, one of them inside of another."""
     made = seeded(model)
     options |= {"mesh": mesh, "reshard_after_forward": stage == 3}
@@ -120,7 +124,7 @@ def outcome(model: Any, losses: list[float]) -> Outcome:
     named = dict(model.named_parameters())
     return Outcome(
         losses,
-        {name: p.detach().full_tensor() for name, p in named.items()},
+        {name: p.detach().full_tensor().clone() for name, p in named.items()},
         {name: None if p.grad is None else p.grad.full_tensor() for name, p in named.items()},
     )
 

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zcomm import arguments
-from zcomm.chunks import Chunk, make_chunks
+from zcomm.chunks import Chunk, Item, make_chunks
 from zcomm.codecs import Codec, codec
 from zcomm.end_of_backward import at_end_of_backward
 from zcomm.engines import make_engine
-from zcomm.feedback import ChunkFeedback, Feedback
+from zcomm.feedback import ChunkFeedback, Feedback, Mode
 from zcomm.fsdp_modules import ShardedModule, ShardedParameter
 from zcomm.job import Job
 from zcomm.job_thread import JobThread
@@ -243,11 +243,13 @@ class FsdpCompressor:
         chunks = make_chunks(items, module.rank, module.world_size, size, raw)
         bound = None
         if fed_back and any(self.settings.mode(used) for used in codecs):
-            bound = self.feedback.bind(
-                chunks, module.rank, lambda item: self.settings.mode(item.codec), gather=False
-            )[0]
+            bound = self.feedback.bind(chunks, module.rank, self._mode, gather=False)[0]
         named = ", ".join(f"{p.name} as {used.spec}" for p, used in zip(parameters, codecs))
         return Plan(chunks, bound, f"{dtype} {named}")
+
+    def _mode(self, item: Item) -> Mode:
+        """How residuals of an item are fed back; padding has none."""
+        return self.settings.mode(item.codec) if item.key else False
 
     def _codec(self, p: ShardedParameter) -> Codec:
         return self.settings.codec_of(p.name, p.numel)
@@ -263,7 +265,7 @@ class FsdpCompressor:
         """Residuals of all trainable parameters: what they take is known before training."""
         for module, p in self.fed_back():
             items = module.items([p], [self._codec(p)])
-            self.feedback.hold(items, module.rank, gather=False)
+            self.feedback.hold(filter(self._mode, items), module.rank, gather=False)
 
     def fed_back(self) -> list[tuple[ShardedModule, ShardedParameter]]:
         """The parameters that have residuals."""
@@ -271,9 +273,7 @@ class FsdpCompressor:
             (module, p)
             for module in self.modules
             for p in module.parameters
-            if module.world_size > 1
-            and p.trainable
-            and self.settings.mode(self._codec(p)) is not False
+            if p.trainable and self.settings.mode(self._codec(p)) is not False
         ]
 
     # What others ask.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -25,11 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm import arguments
 from zcomm.chunks import Item
-from zcomm.codecs import Codec
-from zcomm.sharding import even_bounds
+from zcomm.codecs import Codec, codec
 
 # What wrappers add to the names of modules.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+# Zeros, in the fewest bytes: one bit each, and exact.
+_PADDING = codec("sign")
 
 
 class ShardedParameter:
@@ -72,16 +75,27 @@ class ShardedModule:
         return self.name or "the root module"
 
     def items(self, parameters: Sequence[ShardedParameter], codecs: Sequence[Codec]) -> list[Item]:
-        """Where some of its parameters lie, one after another in each rank's part."""
+        """Where some of its parameters lie, one after another in each rank's part.
+
+        Padding has items of its own, without a key, behind its parameter: what a rank owns is then
+        packed as FSDP has it, and no parameter is encoded, or has a residual, together with it.
+        """
         part = sum(p.shard_numel for p in parameters)
-        items, at = [], 0
-        for p, codec in zip(parameters, codecs):
-            n = p.shard_numel
-            places = tuple(r * part + at for r in range(self.world_size))
-            bounds = even_bounds(n, self.world_size)
-            items.append(Item(p.name, codec, bounds[-1], 0, bounds, places))
-            at += n
+        items: list[Item] = []
+        at = 0
+        for p, used in zip(parameters, codecs):
+            sizes = [self._owned(p, rank) for rank in range(self.world_size)]
+            places = [r * part + at for r in range(self.world_size)]
+            items.append(_item(p.name, used, sizes, places))
+            if p.numel < p.shard_numel * self.world_size:
+                ends = [place + size for place, size in zip(places, sizes)]
+                items.append(_item("", _PADDING, [p.shard_numel - size for size in sizes], ends))
+            at += p.shard_numel
         return items
+
+    def _owned(self, p: ShardedParameter, rank: int) -> int:
+        """How many elements of a parameter a rank owns: the last ones may have less, or none."""
+        return min(max(p.numel - rank * p.shard_numel, 0), p.shard_numel)
 
     def numel(self, parameters: Sequence[ShardedParameter]) -> int:
         """Of all shards, padding included."""
@@ -144,6 +158,11 @@ class ShardedModule:
     def reset_collectives(self) -> None:
         """Gives it torch's own back."""
         self.set_collectives(collectives.DefaultReduceScatter(), collectives.DefaultAllGather())
+
+
+def _item(key: str, codec: Codec, sizes: Sequence[int], places: Sequence[int]) -> Item:
+    bounds = tuple(accumulate(sizes, initial=0))
+    return Item(key, codec, bounds[-1], 0, bounds, tuple(places))
 
 
 # Where zcomm cannot send a gather, torch does.

@@ -28,26 +28,25 @@ _VERSION = 1
 
 
 class ParameterResidual:
-    """A residual without FSDP's padding, in the order of the whole parameter's elements."""
+    """A residual in the order of the whole parameter's elements, along whatever it was cut."""
 
     def __init__(self, storage: HopStorage, p: ShardedParameter, world_size: int) -> None:
         self._storage, self._parameter, self._world_size = storage, p, world_size
         self.numel, self.dtype = p.numel, storage.dtype
 
     def read(self, side: int) -> Tensor:
-        shards = self._storage.read(side).view(self._world_size, *self._parameter.shard_shape)
-        whole = torch.cat(shards.unbind(), dim=self._parameter.dim)
-        return whole.view(-1)[: self.numel] if self._parameter.dim == 0 else whole.flatten()
+        held, p = self._storage.read(side), self._parameter
+        if p.dim == 0:  # shards follow each other
+            return held
+        shards = held.view(self._world_size, *p.shard_shape)
+        return torch.cat(shards.unbind(), dim=p.dim).flatten()
 
     def write(self, side: int, values: Tensor) -> None:
-        """Overwrites it; padding is zero."""
-        p, world_size = self._parameter, self._world_size
-        padded = values.new_zeros(world_size * p.shard_numel)
-        padded[: self.numel] = values
-        sizes = list(p.shard_shape)
-        sizes[p.dim] *= world_size
-        shards = padded.view(sizes).chunk(world_size, dim=p.dim)
-        self._storage.write(side, torch.cat([shard.flatten() for shard in shards]))
+        p = self._parameter
+        if p.dim != 0:
+            shards = values.view(p.shape).chunk(self._world_size, dim=p.dim)
+            values = torch.cat([shard.flatten() for shard in shards])
+        self._storage.write(side, values)
 
 
 def state_dict(compressor: FsdpCompressor) -> dict[str, Any]:
