@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import zcomm.fsdp
 from ddp_training import batch, seeded
+from zcomm.engine import Engine
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 OFFLOAD = CPUOffloadPolicy(pin_memory=False)
@@ -134,6 +138,49 @@ def local_gradients(rank: int, step: int = 0, model: Any = Net) -> dict[str, Ten
     plain = seeded(model)
     plain(batch(rank, step)).float().square().mean().backward()
     return {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+
+
+@contextmanager
+def slow_engine() -> Iterator[None]:
+    """Who does not wait for a result has none."""
+    originals = Engine._sum, Engine._decode
+
+    def slowed(step: Any) -> Any:
+        def slow(self: Engine) -> None:
+            time.sleep(0.01)
+            step(self)
+
+        return slow
+
+    Engine._sum, Engine._decode = map(slowed, originals)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Engine._sum, Engine._decode = originals  # type: ignore[method-assign]
+
+
+class Watched(NamedTuple):
+    """What was done about the reduce-scatters of a model."""
+
+    handle: zcomm.fsdp.Handle
+    deferred: set[bool]  # whether backward went on before they were done
+    under_way: list[int]  # how many of them, when the next input was made
+
+
+def watched(handle: zcomm.fsdp.Handle) -> Watched:
+    compressor, found = handle._compressor, Watched(handle, set(), [])
+    reduce, make_room = compressor.reduce, compressor.make_room
+
+    def watched_reduce(*args: Any) -> None:
+        reduce(*args)
+        found.deferred.add(bool(compressor._reducing))
+
+    def watched_room(module: Any) -> None:
+        make_room(module)
+        found.under_way.append(len(compressor._reducing))
+
+    compressor.reduce, compressor.make_room = watched_reduce, watched_room
+    return found
 
 
 def compress(model: Any, **settings: Any) -> zcomm.fsdp.Handle:

@@ -10,7 +10,17 @@ from torch import Tensor
 
 import fsdp_training as training
 from ddp_training import assert_bit_equal, batch
-from fsdp_training import BF16, BF16_FP32, Outcome, compress, mesh_of, sharded, train
+from fsdp_training import (
+    BF16,
+    BF16_FP32,
+    Outcome,
+    compress,
+    mesh_of,
+    sharded,
+    slow_engine,
+    train,
+    watched,
+)
 from ranks import World
 from zcomm import codec
 
@@ -84,7 +94,7 @@ def with_prefetch(model: Any, rank: int) -> Outcome:
 
 
 def with_sums(model: Any, rank: int) -> Outcome:
-    for module in (model, model.first, model.middle):
+    for module in (model, model.first, model.middle, model.middle[2]):
         module.set_force_sum_reduction_for_comms(True)
     return train(model, rank)
 
@@ -166,23 +176,39 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+# Whether FSDP leaves time for a reduce-scatter, where that is not always.
+DEFERRED: dict[str, set[bool]] = {
+    "bf16": {False},  # cast
+    "reduced accumulation": {True, False},  # added to the first
+    "sums": {False},  # divided afterwards
+    "own reduction": {True, False},  # of one module
+    "optimizer in backward": {False},
+    "offload": {False},
+    "fp64": {False},  # divided before and afterwards
+}
+
+
 def both(rank: int, world_size: int, count: int, way: str) -> list[tuple[Outcome, Outcome]] | None:
     """Trained by plain FSDP2, and with zcomm's collectives, at both stages."""
     mesh = mesh_of(count)
     if mesh is None:
         return None
     run, options = WAYS[way]
-    found = []
+    found, handles = [], []
     for stage in STAGES:
         pair = []
         for compressed in (False, True):
             model = sharded(mesh, stage, **options)
-            handle = compress(model, codec="none", min_numel=0) if compressed else None
-            pair.append(run(model, rank))
-            if handle is not None:
-                assert handle.stats().wire_bytes > 0
-                handle.close()
+            if compressed:
+                handles.append(watched(compress(model, codec="none", min_numel=0)))
+            with slow_engine():
+                pair.append(run(model, rank))
         found.append(tuple(pair))
+    for one in handles:
+        assert one.handle.stats().wire_bytes > 0
+        assert one.deferred == DEFERRED.get(way, {True})
+        assert max(one.under_way) == (1 if one.deferred == {True} else 0) or len(one.deferred) == 2
+        one.handle.close()
     return found
 
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from zcomm import fsdp_state
 from zcomm.codecs import Codec
 from zcomm.feedback import NEEDS_FEEDBACK
 from zcomm.fsdp_compressor import FsdpCompressor
 from zcomm.fsdp_modules import ShardedModule, sharded_modules, torch_all_gather
+from zcomm.job import Job
 from zcomm.settings import SETTING_NAMES, Settings
 from zcomm.stats import Stats
 
@@ -92,18 +94,15 @@ class Handle:
         return f"<zcomm.fsdp.Handle: {self._compressor.describe()}>"
 
 
-class _Memory(Comm):
-    """Where FSDP has the tensors of a collective from."""
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(math.prod(size), dtype=dtype, device=device)
-
-
-class CompressedReduceScatter(_Memory, ReduceScatter):
+class CompressedReduceScatter(ReduceScatter):
     """The reduce-scatter of one FSDP module's gradients."""
 
     def __init__(self, compressor: FsdpCompressor, module: ShardedModule) -> None:
         self._compressor, self._module = compressor, module
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        self._compressor.make_room(self._module)
+        return torch.empty(math.prod(size), dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -117,19 +116,38 @@ class CompressedReduceScatter(_Memory, ReduceScatter):
         self._compressor.reduce(self._module, output_tensor, input_tensor, op, used)
 
 
-class CompressedAllGather(_Memory, AllGather):
+class CompressedAllGather(AllGather):
     """The all-gather of one FSDP module's parameters."""
 
     def __init__(self, compressor: FsdpCompressor, module: ShardedModule) -> None:
         self._compressor, self._module = compressor, module
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(math.prod(size), dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> Any:
         if not self._compressor.can_gather(self._module, input_tensor, group):
             return torch_all_gather(output_tensor, input_tensor, group, async_op)
-        self._compressor.gather(self._module, output_tensor, input_tensor)
-        return None
+        # Also without async_op: FSDP waits for what it gets before it reads the parameters.
+        job = self._compressor.gather(self._module, output_tensor, input_tensor)
+        return GatherWork(self._compressor, job)
+
+
+class GatherWork(torch.distributed.Work):
+    """An all-gather under way, as FSDP waits for it."""
+
+    def __init__(self, compressor: FsdpCompressor, job: Job) -> None:
+        super().__init__()
+        self._compressor, self._job = compressor, job
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._compressor.wait(self._job)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._job.completed()
 
 
 def _settings(

@@ -3,33 +3,35 @@
 reduce-scatter   each rank sends each owner the gradient of its shards, encoded once
 all-gather       each owner sends all ranks its shards, exactly or encoded; it decodes its own, too
 
-A step is one backward() in which gradients are reduced.
+A step is one backward() in which gradients are reduced. Where FSDP only makes views of the output
+of a reduce-scatter, backward goes on meanwhile; all are done when it ends. FSDP waits for an
+all-gather when it needs the parameters.
 """
 
 from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any, NamedTuple
+from time import perf_counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from zcomm import arguments
-from zcomm.chunks import Chunk, Item, make_chunks
-from zcomm.codecs import Codec, codec
 from zcomm.end_of_backward import at_end_of_backward
 from zcomm.engines import make_engine
-from zcomm.feedback import ChunkFeedback, Feedback, Mode
 from zcomm.fsdp_modules import ShardedModule, ShardedParameter
+from zcomm.fsdp_plans import FsdpPlans
 from zcomm.job import Job
 from zcomm.job_thread import JobThread
-from zcomm.settings import PLAIN, Settings, expect_same
+from zcomm.settings import Settings, expect_same
 from zcomm.stats import Stats
-from zcomm.steps import Counters
+from zcomm.steps import Counters, Range
 from zcomm.streams import Streams, streams_of
 from zcomm.transport import (
     exchange,
@@ -38,22 +40,6 @@ from zcomm.transport import (
     gather_bytes,
     group_timeout_s,
 )
-
-# Codecs that carry a parameter's own dtype exactly.
-_EXACT = {
-    torch.float32: "none",
-    torch.float64: "none",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-}
-
-
-class Plan(NamedTuple):
-    """How some parameters of a module travel, and their residuals."""
-
-    chunks: Sequence[Chunk]
-    feedback: list[ChunkFeedback] | None
-    text: str
 
 
 class FsdpCompressor:
@@ -69,15 +55,17 @@ class FsdpCompressor:
         self.step = 0
         self.device = modules[0].device
         self.streams: Streams | None = streams_of(self.device)
-        self.feedback = Feedback(dtype=settings.residual_storage)
-        self.feedback.device = self.device
+        self.plans = FsdpPlans(modules, settings, param_settings)
+        self.feedback = self.plans.feedback
         if self.streams is not None:
             self.feedback.keep = self.streams.keep
         self._task = -1  # the backward() that is under way
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._reducing: deque[Job] = deque()  # reduce-scatters that nobody has waited for
+        self._exposed_s = 0.0
+        self._last: Job | None = None
         self._engines: dict[tuple[int, ...], JobThread] = {}
         self._meet()
-        self._hold_all()
+        self.plans.hold_all()
 
     # The other ranks.
 
@@ -97,7 +85,7 @@ class FsdpCompressor:
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""
         parameters = {
-            p.name: (tuple(p.shape), p.dim, self._codec(p).spec, p.trainable)
+            p.name: (tuple(p.shape), p.dim, self.plans.codec(p).spec, p.trainable)
             for module in self.modules
             for p in module.parameters
         }
@@ -138,7 +126,7 @@ class FsdpCompressor:
         what = f"reduce-scatter of {module} in step {self.step}"
         expect_sendable(input, what)
         self._begin_step()
-        plan = self._reduce_plan(module, used, input.dtype)
+        plan = self.plans.reduce(module, used, input.dtype, self.step)
         prescale = module.prescale(op)
         job = Job(
             what,
@@ -152,12 +140,30 @@ class FsdpCompressor:
             feedback=plan.feedback,
             signature=f"{what}: {plan.text}, times {prescale}",
         )
-        self._run(module, job)
+        self._submit(module, job)
+        self._reducing.append(job)
+        if not (self._task >= 0 and module.takes_views(output, op, used)):
+            self.wait_for_gradients()
 
-    def gather(self, module: ShardedModule, output: Tensor, input: Tensor) -> None:
-        """Overwrites `output` with all ranks' shards of the parameters, `input` among them."""
+    def wait_for_gradients(self, but: int = 0) -> None:
+        """Until at most so many reduce-scatters are under way; raises the error of one that failed.
+
+        The oldest come first. FSDP may add to what they have written.
+        """
+        while len(self._reducing) > but:
+            self.wait(self._reducing.popleft())
+
+    def make_room(self, module: ShardedModule) -> None:
+        """Before the input of a reduce-scatter is made: not all of a model's are alive at once."""
+        self.wait_for_gradients(but=module.input_buffers)
+
+    def gather(self, module: ShardedModule, output: Tensor, input: Tensor) -> Job:
+        """Overwrites `output` with all ranks' shards of the parameters, `input` among them.
+
+        It has when the job has completed.
+        """
         what = f"all-gather of {module} in step {self.step}"
-        plan = self._gather_plan(module, input.dtype)
+        plan = self.plans.gather(module, input.dtype)
         job = Job(
             what,
             plan.chunks,
@@ -168,7 +174,8 @@ class FsdpCompressor:
             verify=self.settings.verify,
             signature=f"{what}: {plan.text}",
         )
-        self._run(module, job)
+        self._submit(module, job)
+        return job
 
     def can_gather(self, module: ShardedModule, input: Tensor, group: Any) -> bool:
         """Whether a gather is one of parameters as they are; if not, it is torch's, and exact.
@@ -180,7 +187,7 @@ class FsdpCompressor:
             return False  # of what was gathered, and decoded, before
         found = input.dtype in arguments.SENT_DTYPES
         found = found and not any(p.has_extension for p in module.parameters)
-        if not found and any(self._param_codec(p, torch.float32) for p in module.parameters):
+        if not found and any(map(self.plans.param_codec, module.parameters)):
             raise ValueError(
                 f"param_codec: expected parameters of one dtype (and without fsdp_pre_all_gather) "
                 f"in {module}, got others; wrap them in FSDP modules of their own, or give "
@@ -188,98 +195,37 @@ class FsdpCompressor:
             )
         return found
 
-    def _run(self, module: ShardedModule, job: Job) -> None:
+    def _submit(self, module: ShardedModule, job: Job) -> None:
         engine = self.engine(module)
         for t in (job.source, job.target):
             if t is not None:
                 engine.keep(t)
         engine.submit(job)
-        job.wait()
+        self._last = job
+
+    def wait(self, job: Job) -> None:
+        """Until a job has completed; raises its error."""
+        started = perf_counter()
+        with Range("zcomm::exposed"):
+            job.wait()
+        self._exposed_s += perf_counter() - started
         if job.error is not None:
             raise job.error
 
     # Steps.
 
     def _begin_step(self) -> None:
+        """Has autograd call back, once in each backward(), whatever became of the one before."""
         task = torch._C._current_graph_task_id()
-        if task != self._task and at_end_of_backward(self._end_step):
-            self._task = task
+        if task != self._task:
+            self._task = task if at_end_of_backward(self._end_step) else -1
 
     def _end_step(self) -> None:
         self._task = -1
+        self.wait_for_gradients()
         self.step += 1
 
-    # Plans.
-
-    def _reduce_plan(
-        self, module: ShardedModule, used: Sequence[ShardedParameter], dtype: torch.dtype
-    ) -> Plan:
-        plain = self.step < self.settings.start_step or dtype is torch.float64
-        key = (module.name, "reduce", dtype, plain, *(p.name for p in used))
-        if key not in self._plans:
-            codecs = [PLAIN if plain else self._codec(p) for p in used]
-            self._plans[key] = self._plan(module, used, codecs, dtype, fed_back=not plain)
-        return self._plans[key]
-
-    def _gather_plan(self, module: ShardedModule, dtype: torch.dtype) -> Plan:
-        key = module.name, "gather", dtype
-        if key not in self._plans:
-            exact = codec(_EXACT[dtype])
-            codecs = [self._param_codec(p, dtype) or exact for p in module.parameters]
-            self._plans[key] = self._plan(module, module.parameters, codecs, dtype, fed_back=False)
-        return self._plans[key]
-
-    def _plan(
-        self,
-        module: ShardedModule,
-        parameters: Sequence[ShardedParameter],
-        codecs: Sequence[Codec],
-        dtype: torch.dtype,
-        fed_back: bool,
-    ) -> Plan:
-        items = module.items(parameters, codecs)
-        size = self.settings.chunk_size(module.world_size)
-        raw = dtype is torch.float64
-        chunks = make_chunks(items, module.rank, module.world_size, size, raw)
-        bound = None
-        if fed_back and any(self.settings.mode(used) for used in codecs):
-            bound = self.feedback.bind(chunks, module.rank, self._mode, gather=False)[0]
-        named = ", ".join(f"{p.name} as {used.spec}" for p, used in zip(parameters, codecs))
-        return Plan(chunks, bound, f"{dtype} {named}")
-
-    def _mode(self, item: Item) -> Mode:
-        """How residuals of an item are fed back; padding has none."""
-        return self.settings.mode(item.codec) if item.key else False
-
-    def _codec(self, p: ShardedParameter) -> Codec:
-        return self.settings.codec_of(p.name, p.numel)
-
-    def _param_codec(self, p: ShardedParameter, dtype: torch.dtype) -> Codec | None:
-        """What a parameter is gathered with; None: exactly."""
-        if self.param_settings is None or dtype is torch.float64:
-            return None
-        found = self.param_settings.codec_of(p.name, p.numel)
-        return None if found.name == "none" else found
-
-    def _hold_all(self) -> None:
-        """Residuals of all trainable parameters: what they take is known before training."""
-        for module, p in self.fed_back():
-            items = module.items([p], [self._codec(p)])
-            self.feedback.hold(filter(self._mode, items), module.rank, gather=False)
-
-    def fed_back(self) -> list[tuple[ShardedModule, ShardedParameter]]:
-        """The parameters that have residuals."""
-        return [
-            (module, p)
-            for module in self.modules
-            for p in module.parameters
-            if p.trainable and self.settings.mode(self._codec(p)) is not False
-        ]
-
     # What others ask.
-
-    def codecs(self) -> Mapping[str, str]:
-        return {p.name: self._codec(p).spec for m in self.modules for p in m.parameters}
 
     def buffer_nbytes(self) -> int:
         return sum(engine.buffer_nbytes() for engine in self._engines.values())
@@ -287,10 +233,11 @@ class FsdpCompressor:
     def stats(self) -> Stats:
         counted = [asdict(engine.counters) for engine in self._engines.values()]
         total = {f.name: sum(one[f.name] for one in counted) for f in fields(Counters)}
-        return Stats(steps=self.step, exposed_s=0.0, **total)
+        return Stats(steps=self.step, exposed_s=self._exposed_s, **total)
 
     def settle(self) -> None:
-        """What a device found out about earlier steps is known; raises what was not."""
+        """All is done, and what a device found out about it known; raises what was not."""
+        self.wait_for_gradients()
         for engine in self._engines.values():
             engine.settle()
             if engine.failure is not None:
@@ -298,6 +245,8 @@ class FsdpCompressor:
 
     def close(self) -> None:
         """Ends the engines, and gives the modules torch's own collectives back."""
+        if self._last is not None:
+            self._last.wait()  # jobs complete in their order
         for module in self.modules:
             module.reset_collectives()
         for engine in self._engines.values():

@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
@@ -49,6 +49,13 @@ class ShardedParameter:
     @property
     def trainable(self) -> bool:
         return bool(self.param.sharded_param.requires_grad)
+
+    @property
+    def is_used_at_once(self) -> bool:
+        """Whether FSDP, or a hook, reads its new gradient as soon as that is there."""
+        p = self.param.sharded_param
+        hooked = bool(getattr(p, "_post_accumulate_grad_hooks", None))
+        return p.grad is not None or hooked or self.param.offload_to_cpu
 
     @property
     def has_extension(self) -> bool:
@@ -128,6 +135,26 @@ class ShardedModule:
             return 1 / float(self.group.gradient_divide_factor)
         assert op == torch.distributed.ReduceOp.SUM
         return 1.0
+
+    def takes_views(self, output: Tensor, op: Any, used: Sequence[ShardedParameter]) -> bool:
+        """Whether FSDP does no more with the output than to make gradients of views of it.
+
+        Everything that `foreach_reduce` does after the reduce-scatter is asked for here.
+        """
+        group = self.group
+        return (
+            self.device.type == "cpu"  # elsewhere FSDP's streams see to it
+            and output.dtype is group._orig_dtype  # else it is cast
+            and op != torch.distributed.ReduceOp.SUM  # else it may be divided
+            and self.replica_group is None
+            and group._all_reduce_hook is None
+            and not any(p.is_used_at_once for p in used)
+        )
+
+    @property
+    def input_buffers(self) -> int:
+        """How many inputs of reduce-scatters may be under way while the next one is made."""
+        return int(self.group.comm_ctx.reduce_scatter_max_input_buffers)
 
     def residual_unit(self) -> float:
         """What a residual of 1 comes to in the gradient that the optimizer sees.

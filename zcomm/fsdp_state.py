@@ -56,11 +56,11 @@ def state_dict(compressor: FsdpCompressor) -> dict[str, Any]:
         **_identity(compressor),
         "step": compressor.step,
         "world_size": _world(compressor.modules[0])[1],
-        "units": {p.name: module.residual_unit() for module, p in compressor.fed_back()},
+        "units": {p.name: module.residual_unit() for module, p in compressor.plans.fed_back()},
     }
     rows = {
         p.name: ResidualRow.of(_residual(compressor, module, p), feedback.side, *_world(module))
-        for module, p in compressor.fed_back()
+        for module, p in compressor.plans.fed_back()
         if p.numel
     }
     return {"about": json.dumps(about), "residuals": rows}
@@ -70,9 +70,9 @@ def load_state_dict(compressor: FsdpCompressor, state: Mapping[str, Any]) -> Non
     """Takes over what was saved; refuses what does not fit before anything is changed."""
     about = _checked_about(compressor, state)
     rows = state["residuals"]
-    for module, p in compressor.fed_back():
+    for module, p in compressor.plans.fed_back():
         _expect_own(rows.get(p.name), module, p)
-    for module, p in compressor.fed_back():
+    for module, p in compressor.plans.fed_back():
         if p.numel:
             values, unit = rows[p.name].values(), about["units"][p.name] / module.residual_unit()
             residual = _residual(compressor, module, p)
@@ -98,8 +98,8 @@ def _identity(compressor: FsdpCompressor) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "parameters": {p.name: list(p.shape) for m in compressor.modules for p in m.parameters},
-        "codecs": dict(compressor.codecs()),
-        "with residuals": [p.name for _, p in compressor.fed_back()],
+        "codecs": compressor.plans.specs(),
+        "with residuals": [p.name for _, p in compressor.plans.fed_back()],
     }
 
 
