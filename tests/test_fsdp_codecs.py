@@ -105,9 +105,11 @@ def gathered(rank: int, world_size: int, count: int, dtype: torch.dtype | None) 
     train(model, rank, steps=2)
     exact = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
     seen = {}
-    for prefix, module in (("first.", model.first), ("middle.2.", model.middle[2])):
+    modules = (("first", model.first), ("middle.2", model.middle[2]), ("last", model))
+    for name, module in modules:
         module.unshard()
-        seen |= {prefix + n: p.detach().clone() for n, p in module.named_parameters()}
+        layer = model.get_submodule(name)
+        seen |= {f"{name}.{n}": p.detach().clone() for n, p in layer.named_parameters()}
         module.reshard()
     return exact, seen, handle.stats().wire_bytes
 
@@ -129,8 +131,9 @@ def test_all_ranks_decode_the_same_parameters(
     for _, other, _ in ranks[1:]:
         assert_bit_equal(other, seen)
     used = dtype or torch.float32
-    for name in ("first.weight", "first.bias", "middle.2.weight", "middle.2.bias"):
-        spec = "int8" if name.startswith("middle") and exact[name].numel() >= 100 else "none"
+    assert len(seen) == 6
+    for name in seen:
+        spec = "none" if name.startswith("first") or exact[name].numel() < 100 else "int8"
         assert torch.equal(seen[name], expected_parameter(exact[name], spec, count, used)), name
     assert not torch.equal(seen["middle.2.weight"], exact["middle.2.weight"].to(used))
 
