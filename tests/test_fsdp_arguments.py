@@ -43,6 +43,8 @@ def refusals(rank: int, world_size: int) -> dict[str, Raised]:
         "param_codec": raised(compress_, sharded(None), param_codec="topk:0.1"),
         "int8 decay": raised(compress_, sharded(None), codec="sign", residual_dtype="int8"),
         "pattern": raised(compress_, sharded(None), codec={"first.*": "lm4"}),
+        "param pattern": raised(compress_, sharded(None), param_codec={"first.*": "int8"}),
+        "empty": raised(compress_, fully_shard(nn.Tanh())),
     }
 
 
@@ -57,6 +59,8 @@ SAID = {
     "param_codec": "ValueError: param_codec: expected a codec that sends all of a weight",
     "int8 decay": "ValueError: residual_dtype: expected torch.float32 or torch.bfloat16",
     "pattern": "ValueError: codec: expected a pattern that matches parameter",
+    "param pattern": "ValueError: codec: expected a pattern that matches parameter",
+    "empty": "ValueError: zcomm.fsdp.compress: expected an FSDP module with parameters",
 }
 
 

@@ -182,7 +182,7 @@ def mixed_model(mesh: Any) -> nn.Module:
 
 
 def casting_model(mesh: Any) -> Any:
-    model: Any = fully_shard(seeded(lambda: nn.Linear(32, 280)), mesh=mesh)
+    model: Any = fully_shard(seeded(lambda: nn.Linear(32, 280, bias=False)), mesh=mesh)
     shard = model.weight._local_tensor
     shard.fsdp_pre_all_gather = MethodType(send_as_bf16, shard)
     shard.fsdp_post_all_gather = MethodType(receive_bf16, shard)

@@ -8,7 +8,16 @@ import torch
 
 import fsdp_training as training
 from ddp_training import assert_bit_equal
-from fsdp_training import BF16_FP32, Outcome, compress, mesh_2d, sharded, train
+from fsdp_training import (
+    BF16_FP32,
+    Outcome,
+    compress,
+    mesh_2d,
+    sharded,
+    slow_engine,
+    train,
+    watched,
+)
 from raised import Raised, raised
 from ranks import World
 from test_fsdp_modes import expected_gradient
@@ -24,12 +33,14 @@ def against_plain(rank: int, world_size: int) -> list[tuple[Outcome, Outcome]]:
         for compressed in (False, True):
             model = sharded(mesh, 3, **options)
             if compressed:
-                compress(model, codec="none", min_numel=0)
+                seen = watched(compress(model, codec="none", min_numel=0))
             if partial:
                 model.set_requires_all_reduce(False)
                 model(training.model_input(model, rank, 9)).square().mean().backward()
                 model.set_requires_all_reduce(True)
-            pair.append(train(model, rank))
+            with slow_engine():
+                pair.append(train(model, rank))
+        assert seen.deferred == {False}  # it is all-reduced at once
         found.append(tuple(pair))
     return found
 

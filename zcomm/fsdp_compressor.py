@@ -62,7 +62,7 @@ class FsdpCompressor:
         self._task = -1  # the backward() that is under way
         self._reducing: deque[Job] = deque()  # reduce-scatters that nobody has waited for
         self._exposed_s = 0.0
-        self._last: Job | None = None
+        self._gathering: Job | None = None  # the last all-gather
         self._engines: dict[tuple[int, ...], JobThread] = {}
         self._meet()
         self.plans.hold_all()
@@ -85,14 +85,14 @@ class FsdpCompressor:
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""
         parameters = {
-            p.name: (tuple(p.shape), p.dim, self.plans.codec(p).spec, p.trainable)
+            p.name: (tuple(p.shape), p.dim, p.trainable, *self.plans.specs(p))
             for module in self.modules
             for p in module.parameters
         }
-        param = self.param_settings.compared() if self.param_settings else {}
+        param = self.param_settings
         return {
             **self.settings.compared(),
-            "param_codec": param.get("codec", "None"),
+            "param_codec": "None" if param is None else param.compared()["codec"],
             "FSDP modules": repr([str(module) for module in self.modules]),
             "mesh": repr([(m.replicas, m.world_size) for m in self.modules]),
             "parameters": repr(parameters),
@@ -175,6 +175,7 @@ class FsdpCompressor:
             signature=f"{what}: {plan.text}",
         )
         self._submit(module, job)
+        self._gathering = job
         return job
 
     def can_gather(self, module: ShardedModule, input: Tensor, group: Any) -> bool:
@@ -201,7 +202,6 @@ class FsdpCompressor:
             if t is not None:
                 engine.keep(t)
         engine.submit(job)
-        self._last = job
 
     def wait(self, job: Job) -> None:
         """Until a job has completed; raises its error."""
@@ -245,8 +245,9 @@ class FsdpCompressor:
 
     def close(self) -> None:
         """Ends the engines, and gives the modules torch's own collectives back."""
-        if self._last is not None:
-            self._last.wait()  # jobs complete in their order
+        for job in (*self._reducing, self._gathering):
+            if job is not None:  # FSDP may still read what it has been promised
+                job.wait()
         for module in self.modules:
             module.reset_collectives()
         for engine in self._engines.values():

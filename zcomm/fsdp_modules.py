@@ -210,6 +210,11 @@ def sharded_modules(model: object) -> list[ShardedModule]:
             if id(state) not in seen:
                 seen.add(id(state))
                 found += _of_state(state, names)
+    if not found:
+        raise ValueError(
+            "zcomm.fsdp.compress: expected an FSDP module with parameters, got none; call "
+            "fully_shard on modules that have some"
+        )
     return found
 
 

@@ -121,6 +121,7 @@ class FsdpPlans:
             if p.trainable and self.settings.mode(self.codec(p)) is not False
         ]
 
-    def specs(self) -> dict[str, str]:
-        """The codecs of all gradients, by parameter."""
-        return {p.name: self.codec(p).spec for m in self.modules for p in m.parameters}
+    def specs(self, p: ShardedParameter) -> tuple[str, str]:
+        """What its gradient is sent with, and what it is gathered with."""
+        gathered = self.param_codec(p)
+        return self.codec(p).spec, "exactly" if gathered is None else gathered.spec

@@ -95,10 +95,11 @@ def _world(module: ShardedModule) -> tuple[int, int]:
 
 def _identity(compressor: FsdpCompressor) -> dict[str, Any]:
     """What must be the same where a state is loaded."""
+    parameters = [p for module in compressor.modules for p in module.parameters]
     return {
         "version": _VERSION,
-        "parameters": {p.name: list(p.shape) for m in compressor.modules for p in m.parameters},
-        "codecs": compressor.plans.specs(),
+        "parameters": {p.name: list(p.shape) for p in parameters},
+        "codecs": {p.name: compressor.plans.codec(p).spec for p in parameters},
         "with residuals": [p.name for _, p in compressor.plans.fed_back()],
     }
 
