@@ -63,17 +63,20 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/training_step.py --check --json build/training_step.json
 	$(BIN)/python benchmarks/training_step.py --memory --check
 	$(BIN)/python benchmarks/zero.py --check --json build/zero.json
+	$(BIN)/python benchmarks/fsdp.py --check --json build/fsdp.json
 	$(BIN)/python benchmarks/monitor_cost.py --check
 
 bench-hosts: $(VENV)/installed
 	$(BIN)/python benchmarks/collectives.py --hosts 2 4 --rate 1gbit --check --json build/collectives_hosts.json
 	$(BIN)/python benchmarks/training_step.py --hosts 2 --rate 1gbit --check --json build/training_step_hosts.json
 	$(BIN)/python benchmarks/zero.py --hosts 2 --rate 1gbit --check --json build/zero_hosts.json
+	$(BIN)/python benchmarks/fsdp.py --hosts 2 --rate 1gbit --check --json build/fsdp_hosts.json
 	$(BIN)/python benchmarks/cost_model.py --check --json build/cost_model.json
 
 bench-convergence: $(VENV)/installed
 	$(BIN)/python benchmarks/convergence.py --resume --check --json benchmarks/results/convergence.json \
 	    --svg benchmarks/results/convergence.svg
+	$(BIN)/python benchmarks/fsdp.py --convergence --check --json benchmarks/results/fsdp_convergence.json
 
 lint: $(VENV)/tools
 	$(BIN)/ruff check .

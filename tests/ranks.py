@@ -12,7 +12,9 @@ from typing import Any
 from zcomm.cli import rank_process, ranks
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "torch._dynamo"])
+FORKS.set_forkserver_preload(
+    ["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo"]
+)
 
 
 def forked(env: dict[str, str], pipe: Connection, *args: Any) -> None:

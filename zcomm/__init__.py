@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from zcomm import monitor
 from zcomm.api import ZeroOptimizer, compress
 from zcomm.checkpoint import load_checkpoint, save_checkpoint
@@ -48,3 +51,10 @@ __all__ = [
     "reduce_scatter",
     "save_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """zcomm.fsdp is imported when it is first used: torch's FSDP takes seconds."""
+    if name == "fsdp":
+        return importlib.import_module("zcomm.fsdp")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -105,7 +105,7 @@ class ResidualRow(Tensor):
 
     @property
     def length(self) -> int:
-        return int(self.storage_.item.numel)
+        return int(self.storage_.whole_numel)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -16,6 +16,7 @@ from zcomm import arguments
 from zcomm.buckets import Buckets, Part, Sink
 from zcomm.chunks import Item, make_chunks
 from zcomm.counters import Counters, Range
+from zcomm.end_of_backward import at_end_of_backward
 from zcomm.engines import make_engine
 from zcomm.finite import DeviceFinite, Finite, HostFinite
 from zcomm.hosts import Hosts
@@ -116,7 +117,7 @@ class Compressor:
             if bucket.index() == 0:
                 self._begin_step()
             self._submit(bucket, buffer, future)
-        if bucket.is_last() and not _at_end_of_backward(self._before_ddp_is_done):
+        if bucket.is_last() and not at_end_of_backward(self._before_ddp_is_done):
             # A rank that has joined (torch's Join) plays its part outside of backward().
             self._end_step()
             self.raise_failure()
@@ -186,7 +187,7 @@ class Compressor:
         self._end_step()
         if self.failed or self.observers.failed or self.sink is not None:
             # DDP must come to its end first, or it would be broken; then the error is raised.
-            _at_end_of_backward(self._after_ddp_is_done)
+            at_end_of_backward(self._after_ddp_is_done)
 
     def _after_ddp_is_done(self) -> None:
         if self.sink is not None:
@@ -321,15 +322,6 @@ class Compressor:
 
     def describe(self) -> str:
         return f"{self.settings.codec}, step {self.step}, {self.world_size} ranks"
-
-
-def _at_end_of_backward(callback: Any) -> bool:
-    """Has autograd call it when backward() is done; False if no backward() is under way."""
-    try:
-        torch.autograd.Variable._execution_engine.queue_callback(callback)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _keep(job: Job) -> None:

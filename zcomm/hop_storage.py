@@ -66,6 +66,11 @@ class HopStorage:
             to = stored[start:stop]
             to.copy_(self._codec.write_residual(part, kept, to))
 
+    @property
+    def whole_numel(self) -> int:
+        """Of the item, also where this rank does not hold all of it."""
+        return self.item.numel
+
     def spread(self, side: int) -> Tensor:
         """The values at their places in the item; zeros where other ranks hold them."""
         values = self.read(side)

@@ -1,0 +1,142 @@
+"""Checkpoints of compressed FSDP2 models: any number of ranks, nothing lost."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+
+import fsdp_training as training
+from ddp_training import ROUNDING, assert_bit_equal, largest
+from fsdp_training import compress, mesh_of, sharded, train
+from raised import Raised, raised
+from ranks import World
+
+pytest_plugins = ["ddp_ranks", "zero_ranks"]
+
+Ranks = list[int] | list[list[int]]
+LM2: dict[str, Any] = {"codec": "lm2", "feedback": True, "residual_dtype": "fp32"}
+
+
+def make(mesh: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
+    model = sharded(mesh, 3, shard_placement_fn=training.by_columns)
+    return model, compress(model, **settings)
+
+
+def rows(handle: Any) -> dict[str, torch.Tensor]:
+    return {n: row.values().clone() for n, row in handle.state_dict()["residuals"].items()}
+
+
+def save(rank: int, world_size: int, folder: Path, ranks: Ranks, settings: Any) -> Any:
+    """Trains on some of the ranks, a list of them or one for each replica, and saves."""
+    mesh = mesh_over(ranks)
+    if mesh.get_coordinate() is None:
+        return None
+    model, handle = make(mesh, settings)
+    losses = train(model, rank).losses
+    state = {"model": get_model_state_dict(model), "zcomm": handle}
+    dcp.save(state, checkpoint_id=folder, process_group=whole_group(mesh))
+    return rows(handle), training.outcome(model, losses).parameters, train(model, rank).losses
+
+
+def load(rank: int, world_size: int, folder: Path, ranks: Ranks, settings: Any) -> Any:
+    mesh = mesh_over(ranks)
+    if mesh.get_coordinate() is None:
+        return None
+    model, handle = make(mesh, settings)
+    train(model, rank, steps=1)  # something else, which must leave no trace
+    weights = get_model_state_dict(model)
+    state = {"model": weights, "zcomm": handle}
+    dcp.load(state, checkpoint_id=folder, process_group=whole_group(mesh))
+    set_model_state_dict(model, weights)
+    parameters = training.outcome(model, []).parameters
+    return rows(handle), parameters, train(model, rank).losses, handle.stats().steps
+
+
+def mesh_over(ranks: Ranks) -> DeviceMesh:
+    """A list of ranks; two lists are two replicas."""
+    names = ("replicate", "shard") if isinstance(ranks[0], list) else None
+    return DeviceMesh("cpu", ranks, mesh_dim_names=names)
+
+
+def whole_group(mesh: DeviceMesh) -> Any:
+    return mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD
+
+
+def total(ranks: list[Any], name: str, unit: float = 1.0) -> torch.Tensor:
+    return sum(one[0][name].double() for one in ranks if one is not None) * unit
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_residuals_of_3_ranks_load_at_any_number(
+    quartet: World, tmp_path: Path, count: int
+) -> None:
+    before = quartet.run(save, tmp_path, [0, 1, 2], LM2)
+    after = quartet.run(load, tmp_path, list(range(count)), LM2)
+    for one in after[:count]:
+        assert_bit_equal(one[1], before[0][1])
+        assert one[3] == (3 if count == 1 else 6)  # as saved, and those after; alone, none is sent
+    for name in before[0][0]:
+        expected = total(before, name)
+        assert largest(total(after, name) - expected) <= ROUNDING * largest(expected), name
+    if count == 3:
+        for theirs, mine in zip(before[:3], after[:3]):
+            assert_bit_equal(mine[0], theirs[0])
+            assert mine[2] == theirs[2]  # losses of the steps after
+
+
+def test_residuals_of_replicas_load_in_another_mesh(quartet: World, tmp_path: Path) -> None:
+    before = quartet.run(save, tmp_path, [[0, 1], [2, 3]], LM2)
+    for ranks, unit in ([[0, 1], [2, 3]], 0.5), ([0, 1, 2, 3], 1.0):
+        after = quartet.run(load, tmp_path, ranks, LM2)
+        for name in before[0][0]:
+            expected = total(before, name, 0.5)  # the mean over two replicas
+            assert largest(total(after, name, unit) - expected) <= ROUNDING * largest(expected)
+
+
+def in_memory(rank: int, world_size: int) -> dict[str, Any]:
+    """A copy of the state and one through a pickle go on alike; other states are refused."""
+    mesh = mesh_of(world_size)
+    model, handle = make(mesh, LM2)
+    train(model, rank)
+    weights = copy.deepcopy(get_model_state_dict(model))
+    copied = copy.deepcopy(handle.state_dict())
+    found: dict[str, Any] = {"losses": [train(model, rank).losses]}
+    for state in (copied, pickle.loads(pickle.dumps(copied))):
+        set_model_state_dict(model, weights)
+        handle.load_state_dict(state)
+        found["losses"].append(train(model, rank).losses)
+    _, other = make(mesh, {**LM2, "codec": "lm3"})
+    _, without = make(mesh, {**LM2, "feedback": False})
+    moved = pickle.loads(pickle.dumps(copied))
+    for row in moved["residuals"].values():
+        row.rank = 1 - row.rank
+    found["codec"] = raised(other.load_state_dict, copied)
+    found["feedback"] = raised(without.load_state_dict, copied)
+    found["rank"] = raised(handle.load_state_dict, moved)
+    found["not a state"] = raised(handle.load_state_dict, {"a": 1})
+    return found
+
+
+def test_states_in_memory(pair: World) -> None:
+    said = {
+        "codec": "load_state_dict: expected codecs",
+        "feedback": "load_state_dict: expected with residuals",
+        "rank": "expected that of rank",
+        "not a state": "expected what handle.state_dict() returned",
+    }
+    for found in pair.run(in_memory):
+        first, *others = found["losses"]
+        assert others == [first, first]
+        for name, text in said.items():
+            error: Raised = found[name]
+            assert error.is_value_error
+            assert text in error.text, (name, error.text)
