@@ -145,7 +145,7 @@ def train_with_damage(rank: int, world_size: int, hop: str) -> list[Raised]:
     step(model)
     if rank == 1:
         engine = next(iter(handle._compressor._engines.values()))
-        getattr(engine.transport, hop).__class__ = DamagingChannel
+        getattr(engine.transport.flat, hop).__class__ = DamagingChannel
     return [raised(step, model), raised(step, model)]
 
 
