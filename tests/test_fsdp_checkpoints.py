@@ -93,6 +93,20 @@ def test_residuals_of_3_ranks_load_at_any_number(
             assert mine[2] == theirs[2]  # losses of the steps after
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 2.0**-8), ("int8", 2.0**-6)])
+@pytest.mark.parametrize("count", [2, 3])
+def test_short_residuals_load_to_their_own_rounding(
+    quartet: World, tmp_path: Path, dtype: str, bound: float, count: int
+) -> None:
+    settings = {**LM2, "residual_dtype": dtype}
+    before = quartet.run(save, tmp_path, [0, 1, 2], settings)
+    after = quartet.run(load, tmp_path, list(range(count)), settings)
+    for name in before[0][0]:
+        expected = total(before, name)
+        assert largest(expected) > 0
+        assert largest(total(after, name) - expected) <= bound * largest(expected), name
+
+
 def test_residuals_of_replicas_load_in_another_mesh(quartet: World, tmp_path: Path) -> None:
     before = quartet.run(save, tmp_path, [[0, 1], [2, 3]], LM2)
     for ranks, unit in ([[0, 1], [2, 3]], 0.5), ([0, 1, 2, 3], 1.0):

@@ -12,18 +12,10 @@ from typing import NamedTuple
 import torch
 
 from zcomm.chunks import Chunk, Item, make_chunks
-from zcomm.codecs import Codec, codec
+from zcomm.codecs import Codec
 from zcomm.feedback import ChunkFeedback, Feedback, Mode
 from zcomm.fsdp_modules import ShardedModule, ShardedParameter
-from zcomm.settings import PLAIN, Settings
-
-# Codecs that carry a parameter's own dtype exactly.
-_EXACT = {
-    torch.float32: "none",
-    torch.float64: "none",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-}
+from zcomm.settings import EXACT, PLAIN, Settings
 
 
 class Plan(NamedTuple):
@@ -67,7 +59,7 @@ class FsdpPlans:
         """For all parameters, in the dtype that they are gathered in."""
         key = module.name, "gather", dtype
         if key not in self._plans:
-            exact = codec(_EXACT[dtype])
+            exact = EXACT[dtype]
             coded = dtype is not torch.float64
             codecs = [(coded and self.param_codec(p)) or exact for p in module.parameters]
             self._plans[key] = self._plan(module, module.parameters, codecs, dtype, fed_back=False)

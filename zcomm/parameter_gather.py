@@ -18,20 +18,12 @@ import torch
 from torch import Tensor
 
 from zcomm.chunks import Chunk, Piece, make_chunks
-from zcomm.codecs import Codec, codec
+from zcomm.codecs import Codec
 from zcomm.compressor import Compressor
 from zcomm.job import Direct, Job
 from zcomm.scattered import ScatteredLayout
-from zcomm.settings import Settings
+from zcomm.settings import EXACT, Settings
 from zcomm.shards import Shard
-
-# Codecs that carry a parameter's own dtype exactly.
-_EXACT = {
-    torch.float32: "none",
-    torch.float64: "none",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-}
 
 
 def difference_codec(settings: Settings | None, shard: Shard) -> Codec | None:
@@ -45,7 +37,7 @@ def difference_codec(settings: Settings | None, shard: Shard) -> Codec | None:
 
 def gathered_codec(settings: Settings | None, shard: Shard) -> Codec:
     """What a parameter is sent with: its differences, or its own dtype exactly."""
-    return difference_codec(settings, shard) or codec(_EXACT[shard.flat.dtype])
+    return difference_codec(settings, shard) or EXACT[shard.flat.dtype]
 
 
 def needs_master(settings: Settings | None, shard: Shard) -> bool:

@@ -30,6 +30,13 @@ DEFAULT_FEEDBACK: dict[str, Mode] = {
     "topk": 0.8,
 }
 PLAIN = codec("none")
+# Codecs that carry a dtype exactly.
+EXACT = {
+    torch.float32: PLAIN,
+    torch.float64: PLAIN,
+    torch.bfloat16: codec("bf16"),
+    torch.float16: codec("fp16"),
+}
 _LEAST_CHUNK_MB = 1 / 16
 _NOT_COMPARED = ("threads",)  # how fast, not what
 
