@@ -38,7 +38,7 @@ space := $(subst ,, )
 gpu-proof: $(VENV)/installed
 	mkdir -p build && $(MAKE) --no-print-directory gpu-proof-steps > build/gpu_proof.txt 2>&1; \
 	    status=$$?; cat build/gpu_proof.txt; exit $$status
-	sed -e 's/ in [0-9.]*s.*$$//' -e '/^make/d' build/gpu_proof.txt > benchmarks/results/gpu_proof.txt
+	sed -E -e 's/ in [0-9.]+s.*$$//' -e '/^(make|g\+\+|bringing up|\.+ *(\[|$$))/d' build/gpu_proof.txt | cat -s > benchmarks/results/gpu_proof.txt
 
 gpu-proof-steps:
 	$(BIN)/python tests/emulated.py $(GPU_KINDS)
