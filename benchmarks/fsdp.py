@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ import measuring
 import training_step
 import zcomm.fsdp
 from measuring import Checked
-from training_step import WARM_UP_STEPS, Turn, stack_and_batch, take_turn
+from training_step import Outcome, stack_and_batch
 from zcomm.cli import gpt, hosts
 from zcomm.cli.collective_rows import median_ratio
 from zcomm.cli.collective_tasks import digest
@@ -79,26 +79,12 @@ def training_of(way: str, model: Any, batch: Tensor) -> Training:
     return Training(model, AdamW(model.parameters(), lr=1e-4, fused=True), batch, handle)
 
 
-class Outcome(NamedTuple):
-    """One row on one rank."""
-
-    turns: list[Turn]
-    digest: int
-    stats: dict[str, float]
-
-
 def measure(
     rank: int, world_size: int, ways: list[str], rounds: int, steps: int
 ) -> dict[str, Outcome]:
     """Runs on every rank."""
     trainings = {way: training_of(way, *stack_and_batch(rank)) for way in ways}
-    for training in trainings.values():
-        take_turn(training, WARM_UP_STEPS)
-    turns = [{way: take_turn(trainings[way], steps) for way in ways} for _ in range(rounds)]
-    return {
-        way: Outcome([turn[way] for turn in turns], training.digest(), training.stats())
-        for way, training in trainings.items()
-    }
+    return training_step.outcomes(trainings, rounds, steps)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,9 +148,14 @@ def measure(
 ) -> dict[str, Outcome]:
     """Runs on every rank."""
     trainings = {way: training_of(way, *stack_and_batch(rank)) for way in ways}
+    return outcomes(trainings, rounds, steps)
+
+
+def outcomes(trainings: Mapping[str, Training], rounds: int, steps: int) -> dict[str, Outcome]:
+    """All take turns, after a warm-up."""
     for training in trainings.values():
         take_turn(training, WARM_UP_STEPS)
-    turns = [{way: take_turn(trainings[way], steps) for way in ways} for _ in range(rounds)]
+    turns = [{way: take_turn(trainings[way], steps) for way in trainings} for _ in range(rounds)]
     return {
         way: Outcome([turn[way] for turn in turns], training.digest(), training.stats())
         for way, training in trainings.items()

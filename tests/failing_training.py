@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from zcomm.transport import Channel
 
 TIMEOUT_S = 4.0
 
@@ -17,6 +21,19 @@ def model() -> DistributedDataParallel:
 
 def backward(ddp: DistributedDataParallel) -> None:
     ddp(torch.randn(4, 64)).sum().backward()
+
+
+class DamagingChannel(Channel):
+    """Flips a bit of what arrives from the last other rank."""
+
+    byte = 200
+
+    def all_to_all(self, out: Any, send: Any, out_splits: Any, send_splits: Any) -> Any:
+        work = super().all_to_all(out, send, out_splits, send_splits)
+        if out.dtype is torch.uint8:  # a chunk, not the signatures in front
+            work.wait()
+            damage(out, out_splits, self.byte)
+        return work
 
 
 def damage(arrived: Tensor, splits: list[int], byte: int) -> None:

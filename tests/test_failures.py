@@ -16,11 +16,10 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
-from failing_training import TIMEOUT_S, backward, damage, model
+from failing_training import TIMEOUT_S, DamagingChannel, backward, model
 from raised import Raised, raised
 from ranks import World, run_ranks
 from zcomm.engine import Engine
-from zcomm.transport import Channel
 
 
 @pytest.fixture(scope="module")
@@ -171,19 +170,6 @@ def train_with_damage(rank: int, world_size: int, hop: str, byte: int) -> list[R
         channel.__class__ = DamagingChannel
         channel.byte = byte
     return [raised(backward, ddp), raised(backward, ddp)]
-
-
-class DamagingChannel(Channel):
-    """Flips a bit of what arrives from the last other rank."""
-
-    byte: int
-
-    def all_to_all(self, out: Any, send: Any, out_splits: Any, send_splits: Any) -> Any:
-        work = super().all_to_all(out, send, out_splits, send_splits)
-        if out.dtype is torch.uint8:  # a chunk, not the signatures in front
-            work.wait()
-            damage(out, out_splits, self.byte)
-        return work
 
 
 @pytest.mark.parametrize("byte", [0, 9, 200], ids=["magic", "element count", "body"])

@@ -18,11 +18,10 @@ from torch.distributed.fsdp import fully_shard
 import zcomm
 import zcomm.fsdp
 from ddp_training import batch
-from failing_training import TIMEOUT_S, damage
+from failing_training import TIMEOUT_S, DamagingChannel
 from fsdp_training import Branches, compress, sharded, slow_engine
 from raised import Raised, raised
 from ranks import World, run_ranks
-from zcomm.transport import Channel
 
 
 @pytest.fixture(scope="module")
@@ -128,24 +127,14 @@ def test_rank_that_dies_or_stops_is_named_in_time(victim: int, number: int, when
 # Wires that arrive damaged.
 
 
-class DamagingChannel(Channel):
-    """Flips a bit of what arrives from the last other rank."""
-
-    def all_to_all(self, out: Any, send: Any, out_splits: Any, send_splits: Any) -> Any:
-        work = super().all_to_all(out, send, out_splits, send_splits)
-        if out.dtype is torch.uint8:  # a chunk, not the signatures in front
-            work.wait()
-            damage(out, out_splits, 40)
-        return work
-
-
 def train_with_damage(rank: int, world_size: int, hop: str) -> list[Raised]:
     model = sharded(None, 3)
     handle = compress(model, param_codec="int8")
     step(model)
     if rank == 1:
         engine = next(iter(handle._compressor._engines.values()))
-        getattr(engine.transport.flat, hop).__class__ = DamagingChannel
+        channel = getattr(engine.transport.flat, hop)
+        channel.__class__, channel.byte = DamagingChannel, 40
     return [raised(step, model), raised(step, model)]
 
 

@@ -16,12 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 import zcomm
 from ddp_training import Net, assert_equal_replicas, seeded, train
 from everyones import everyones
-from failing_training import TIMEOUT_S, backward, damage, model
+from failing_training import TIMEOUT_S, DamagingChannel, backward, model
 from raised import Raised, raised
 from ranks import World, run_ranks
 from zcomm import Hierarchy
 from zcomm.cli import hosts
-from zcomm.transport import Channel
 from zero_training import difference, plain, trained, zero
 
 pytest_plugins = ["zero_ranks"]
@@ -160,16 +159,6 @@ def train_with_damage(rank: int, world_size: int, pair: str, way: str) -> list[R
         channel = getattr(getattr(handle._compressor.engine.transport, pair), way)
         channel.__class__ = DamagingChannel
     return [raised(backward, ddp), raised(backward, ddp)]
-
-
-class DamagingChannel(Channel):
-    """Flips a bit of what arrives from the last other rank."""
-
-    def all_to_all(self, out: Any, send: Any, out_splits: Any, send_splits: Any) -> Any:
-        work = super().all_to_all(out, send, out_splits, send_splits)
-        work.wait()
-        damage(out, out_splits, 200)
-        return work
 
 
 HOPS = {
