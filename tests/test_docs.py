@@ -95,7 +95,9 @@ def test_quick_starts_run_as_written(diff: str, dropped: str, tmp_path: Path) ->
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_diffs_for_frameworks_are_excerpts_of_what_is_run(framework: str) -> None:
     [whole] = blocks(ROOT / "docs/frameworks.md", framework)
-    for excerpt in blocks(README, framework):
+    excerpts = [blocks(page, framework) for page in (README, GUIDE)]
+    assert all(len(found) == 1 for found in excerpts)
+    for [excerpt] in excerpts:
         lines = iter(whole.splitlines())
         assert all(line in lines for line in excerpt.splitlines()), excerpt  # in their order
 
