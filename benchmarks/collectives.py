@@ -51,7 +51,7 @@ BARS = (
 )
 BAR_SIZE_MB = 100.0
 ONE_HOP = "lm4"
-TWO_HOPS = ("none/lm4", "bf16/lm4", "int8/lm4")
+TWO_HOPS = ("none/lm4", "int8/lm4", "int4/lm4")
 # Of the best local codec, with two ranks on each of two hosts.
 LEAST_SPEEDUP, MOST_BYTES = 1.4, 0.55
 

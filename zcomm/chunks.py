@@ -235,12 +235,12 @@ class ChunkSize(NamedTuple):
     nbytes: int
 
 
-def best_chunk_size(world_size: int) -> ChunkSize:
-    """Large enough to hide what a collective costs besides its bytes, which grows with the ranks;
-    small enough that the first and the last chunk, which nothing overlaps with, are a small part of
-    a large tensor. The bytes bound the engine's memory.
+def best_chunk_size(world_size: int, two_hops: bool = False) -> ChunkSize:
+    """Large enough to hide what a collective costs besides its bytes, which grows with the ranks
+    and the hops; small enough that the first and the last chunk, which nothing overlaps with, are a
+    small part of a large tensor. The bytes bound the engine's memory.
     """
-    return ChunkSize(min(world_size << 19, 1 << 22), 6 << 20)
+    return ChunkSize(min(world_size << (20 if two_hops else 19), 1 << 22), 6 << 20)
 
 
 def make_chunks(
@@ -258,7 +258,7 @@ def make_chunks(
     numel = nbytes = shard_offset = 0
     for row in _rows(items, world_size):
         row_numel = sum(p.numel for p in row)
-        row_nbytes = sum(_nbytes(p, raw) for p in row)
+        row_nbytes = sum(_nbytes(p, raw, two_hops) for p in row)
         if pending and (numel + row_numel > size.numel or nbytes + row_nbytes > size.nbytes):
             chunks.append(Chunk(pending, senders, shard_offset, raw, two_hops))
             shard_offset += chunks[-1].own.numel
@@ -296,8 +296,12 @@ def _rows(items: Sequence[Item], world_size: int) -> Iterator[list[Piece]]:
             yield [piece for piece in row if piece is not None]
 
 
-def _nbytes(piece: Piece, raw: bool) -> int:
-    return 8 * piece.numel if raw else piece.item.codec.body_nbytes(piece.numel)
+def _nbytes(piece: Piece, raw: bool, two_hops: TwoHops | None) -> int:
+    """On the wire, in the hop with the most."""
+    if raw:
+        return 8 * piece.numel
+    codecs = [piece.item.codec, *([two_hops.codec] if two_hops else [])]
+    return max(codec.body_nbytes(piece.numel) for codec in codecs)
 
 
 def _layout(segments: Sequence[Segment], peers: int, raw: bool) -> Layout | RawLayout:
