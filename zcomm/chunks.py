@@ -235,12 +235,12 @@ class ChunkSize(NamedTuple):
     nbytes: int
 
 
-def best_chunk_size(world_size: int, two_hops: bool = False) -> ChunkSize:
-    """Large enough to hide what a collective costs besides its bytes, which grows with the ranks
-    and the hops; small enough that the first and the last chunk, which nothing overlaps with, are a
-    small part of a large tensor. The bytes bound the engine's memory.
+def best_chunk_size(world_size: int) -> ChunkSize:
+    """Large enough to hide what a collective costs besides its bytes, which grows with the ranks;
+    small enough that the first and the last chunk, which nothing overlaps with, are a small part of
+    a large tensor. The bytes bound the engine's memory.
     """
-    return ChunkSize(min(world_size << (20 if two_hops else 19), 1 << 22), 6 << 20)
+    return ChunkSize(min(world_size << 19, 1 << 22), 6 << 20)
 
 
 def make_chunks(

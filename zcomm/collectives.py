@@ -278,8 +278,7 @@ def _chunks(
 ) -> Sequence[Chunk]:
     item = Item("", codec, bounds[-1], 0, bounds)
     world_size = len(bounds) - 1
-    size = best_chunk_size(world_size, two_hops is not None)
-    return make_chunks([item], rank, world_size, size, raw, two_hops)
+    return make_chunks([item], rank, world_size, best_chunk_size(world_size), raw, two_hops)
 
 
 def _one_codec(name: str, across: Any) -> Any:

@@ -101,7 +101,7 @@ class Settings:
 
     def chunk_size(self, world_size: int) -> ChunkSize:
         if self.chunk_mb is None:
-            return best_chunk_size(world_size, self.hierarchy is not None)
+            return best_chunk_size(world_size)
         return ChunkSize(int(self.chunk_mb * 2**18), int(self.chunk_mb * 2**20))
 
     def two_hops(self, hosts: Hosts | None) -> TwoHops | None:

@@ -117,7 +117,7 @@ def wire_nbytes(key: Key, nbytes: int, world_size: int, per_host: int = 1) -> in
     item = Item("", codec, bounds[-1], 0, bounds)
     hosts = hosts_of([str(r // per_host) for r in range(world_size)], 0)
     two_hops = TwoHops(hosts, zcomm.codec(key.local)) if key.local and hosts else None
-    size = best_chunk_size(world_size, two_hops is not None)
+    size = best_chunk_size(world_size)
     chunks = make_chunks([item], 0, world_size, size, two_hops=two_hops)
     first = sum(map(reduced_nbytes, chunks)) if kind != "all_gather" else 0
     second = sum(map(gathered_nbytes, chunks)) if kind != "reduce_scatter" else 0
