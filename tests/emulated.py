@@ -206,11 +206,25 @@ def _locked(cache: Path) -> Iterator[None]:
 def main() -> None:
     """Builds modules ahead of the tests: `python tests/emulated.py ptx80 source`."""
     for kind in sys.argv[1:]:
+        if kind.startswith("nvrtc"):
+            _build_nvrtc(kind)
+            continue
         build = Build(0 if kind == "source" else int(kind.removeprefix("ptx")))
         if build.arch and NVCC is None:
             print(f"{kind}: {NO_NVCC}")
         else:
             print(f"{kind}: {build_module(build).relative_to(ROOT)}")
+
+
+def _build_nvrtc(kind: str) -> None:
+    """`nvrtc80` is all kernels; `nvrtc80:default` those for blocks of up to 128 elements."""
+    import emulated_driver
+
+    name, _, part = kind.partition(":")
+    units = emulated_driver.DEFAULT_UNITS if part else emulated_driver.UNITS
+    if not emulated_driver.absent():
+        emulated_driver.build_all(int(name.removeprefix("nvrtc")), units)
+    print(f"{kind}: {emulated_driver.absent() or emulated_driver.library().relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -26,11 +26,18 @@ NO_FAULT = -1
 
 
 class CudaKernels:
-    """The kernels of a module: the compiled one, or one that runs them on an emulator."""
+    """The kernels of a module: the compiled one, or one that runs them on an emulator.
+
+    The module makes plans of layouts, and launches them; `launcher` may be another who does.
+    """
 
     def __init__(self, module: Any, name: str = "cuda") -> None:
         self.name = name
         self._module = module
+
+    def launcher(self, plan: Any, device: torch.device) -> Any:
+        """Whose encode and decode_sum launch the kernels of a plan on a device."""
+        return self._module
 
     def encode(
         self,
@@ -43,13 +50,14 @@ class CudaKernels:
         threads: int | None,
         keep_idle: bool = False,
     ) -> None:
-        plan, stream = self._plan(layout), _Stream(wire.device)
+        stream = _Stream(wire.device)
+        plan = self._plan(layout, stream.device)
         source, target = Aligned(grad, read=True), Aligned(wire, WIRE_ALIGNMENT)
         held = AlignedResiduals(residuals)
         with stream.device_current():
-            self._module.encode(
+            plan.launcher.encode(
                 plan.native,
-                plan.tables(stream),
+                plan.tables,
                 plan.encode_scratch(stream),
                 source.address,
                 GRAD_DTYPES[grad.dtype],
@@ -79,15 +87,16 @@ class CudaKernels:
                 f"kernels {self.name}: expected at most {self._module.MAX_WIRES} wires, got "
                 f"{len(wires)}; use 'reference'"
             )
-        plan, stream = self._plan(layout), _Stream(wires[0].device)
+        stream = _Stream(wires[0].device)
+        plan = self._plan(layout, stream.device)
         seen = new_faults(stream.device) if faults is None else faults
         aligned = [Aligned(wire, WIRE_ALIGNMENT, read=True) for wire in wires]
         rows = [wire.address for wire in aligned]
         target = Aligned(out)
         with stream.device_current():
-            self._module.decode_sum(
+            plan.launcher.decode_sum(
                 plan.native,
-                plan.tables(stream),
+                plan.tables,
                 plan.decode_scratch(stream, len(rows)),
                 rows,
                 plan.wire_table(rows, self._module.INLINE_WIRES, stream),
@@ -100,29 +109,27 @@ class CudaKernels:
         if faults is None and (fault := int(seen.item())) != NO_FAULT:
             raise fault_error(fault, layout)
 
-    def _plan(self, layout: KernelLayout) -> _Plan:
-        found: _Plan | None = layout.device_plans.get(self.name)
+    def _plan(self, layout: KernelLayout, device: torch.device) -> _Plan:
+        key = self.name, device
+        found: _Plan | None = layout.device_plans.get(key)
         if found is None:
-            found = layout.device_plans[self.name] = _Plan(self._module, layout)
+            native = self._module.Plan(segment_rows(layout), frame_rows(layout))
+            found = _Plan(native, self.launcher(native, device), device)
+            layout.device_plans[key] = found
         return found
 
 
 class _Plan:
-    """A layout's tables and scratch memory on the devices and streams that used it."""
+    """A layout on a device: its tables there, scratch memory on the streams that used it."""
 
-    def __init__(self, module: Any, layout: KernelLayout) -> None:
-        self.native = module.Plan(segment_rows(layout), frame_rows(layout))
-        self._tables: dict[torch.device, Tensor] = {}
-        self._scratch: dict[tuple[str, int, torch.device], Tensor] = {}
+    def __init__(self, native: Any, launcher: Any, device: torch.device) -> None:
+        self.native = native
+        self.launcher = launcher
+        data = bytearray(native.tables or bytes(16))
+        self._tables = upload(torch.frombuffer(data, dtype=torch.uint8), device)
+        self.tables = self._tables.data_ptr()
+        self._scratch: dict[tuple[str, int], Tensor] = {}
         self._wire_tables: dict[tuple[int, ...], Tensor] = {}
-
-    def tables(self, stream: _Stream) -> int:
-        found = self._tables.get(stream.device)
-        if found is None:
-            data = bytearray(self.native.tables or bytes(16))
-            found = upload(torch.frombuffer(data, dtype=torch.uint8), stream.device)
-            self._tables[stream.device] = found
-        return found.data_ptr()
 
     def encode_scratch(self, stream: _Stream) -> int:
         return self._reserved("encode", self.native.encode_scratch_nbytes(), stream)
@@ -132,7 +139,7 @@ class _Plan:
 
     def _reserved(self, what: str, nbytes: int, stream: _Stream) -> int:
         """Kernels leave it zero. A larger one takes the place of the old one, in stream order."""
-        key = (what, stream.handle, stream.device)
+        key = what, stream.handle
         found = self._scratch.get(key)
         if found is None or found.numel() < nbytes:
             found = torch.zeros(nbytes, dtype=torch.uint8, device=stream.device)
@@ -211,6 +218,11 @@ def fault_error(value: int, layout: KernelLayout) -> WireError:
     return WireError(f"{where}: {text}", wire)
 
 
+def for_rocm() -> str:
+    """Why CUDA is of no use to this torch, whose "cuda" devices are AMD's; "" if it is."""
+    return "this torch is for AMD GPUs (ROCm), not for CUDA" if torch.version.hip else ""
+
+
 @lru_cache(maxsize=1)
 def load() -> ModuleType | str:
     """The compiled module, or why there is none."""
@@ -223,5 +235,7 @@ def load() -> ModuleType | str:
 
 def missing() -> str:
     """Why the kernels are absent; "" if they are there."""
+    if for_rocm():
+        return for_rocm()
     module = load()
     return module if isinstance(module, str) else str(module.missing())
