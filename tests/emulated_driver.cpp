@@ -13,6 +13,7 @@ namespace {
 constexpr int kInvalidValue = 1, kInvalidImage = 200, kInvalidContext = 201, kNotFound = 500;
 constexpr int kLaunchFailed = 719;
 constexpr int kDevices = 2;
+constexpr unsigned kSharedNbytes = 48 << 10;  // what a kernel gets that does not ask for more
 char contexts[kDevices];
 thread_local void* current = nullptr;  // a thread begins without a context
 thread_local void* pushed = nullptr;
@@ -90,6 +91,7 @@ int cuLaunchKernel(void* function, unsigned ctas_x, unsigned ctas_y, unsigned ct
                    unsigned threads_x, unsigned threads_y, unsigned threads_z,
                    unsigned shared_nbytes, void*, void** args, void**) {
   if (!current) return kInvalidContext;
+  if (shared_nbytes > kSharedNbytes) return kInvalidValue;
   try {
     emu::launch(reinterpret_cast<emu::Kernel>(function), {ctas_x, ctas_y, ctas_z},
                 {threads_x, threads_y, threads_z}, shared_nbytes, args[0]);
@@ -103,6 +105,8 @@ int cuLaunchKernel(void* function, unsigned ctas_x, unsigned ctas_y, unsigned ct
 int cuGetErrorName(int error, const char** name) {
   if (error == kLaunchFailed || error == kInvalidImage) {
     *name = failure.c_str();
+  } else if (error == kInvalidValue) {
+    *name = "CUDA_ERROR_INVALID_VALUE";
   } else if (error == kNotFound) {
     *name = "CUDA_ERROR_NOT_FOUND";
   } else if (error == kInvalidContext) {
