@@ -27,9 +27,11 @@ def tree(t: tl.tensor, ROWS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def butterfly(t: tl.tensor, I: tl.constexpr, ROWS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
-    """Pairs that lie 2^I apart become their sum and their difference."""
-    own = tl.reshape(t, (ROWS, 1 << (LOG2 - 1 - I), 2, 1 << I))
+def butterfly(
+    t: tl.tensor, LOG2_STRIDE: tl.constexpr, ROWS: tl.constexpr, LOG2: tl.constexpr
+) -> tl.tensor:
+    """Pairs that lie 2^LOG2_STRIDE apart become their sum and their difference."""
+    own = tl.reshape(t, (ROWS, 1 << (LOG2 - 1 - LOG2_STRIDE), 2, 1 << LOG2_STRIDE))
     # The partner's bits are what the pair's sum has besides the own ones.
     pair = sum32(bits(own), 2)
     other = from_bits(tl.expand_dims(pair, 2) - bits(own))

@@ -16,10 +16,12 @@ from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals
 from zcomm.kernels.device import MAX_WIRES, NO_FAULT, DeviceMemory, Stream, fault_error, new_faults
 from zcomm.kernels.memory import Aligned, AlignedResiduals
 from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES
-from zcomm.kernels.triton.plan import Group, Plan
+from zcomm.kernels.triton.plan import TILE, Group, Plan
+from zcomm.wire import CODEC_IDS
 
 WIRE_ALIGNMENT = 16
 _WORD = 8
+_KEEP_IDLE = 32  # the flags of tile.py
 
 
 class TritonKernels:
@@ -52,8 +54,8 @@ class TritonKernels:
         source, target = Aligned(grad, read=True), Aligned(wire, WIRE_ALIGNMENT)
         held = AlignedResiduals(residuals)
         flags = GRAD_DTYPES[grad.dtype] | verify << 4
-        if residuals:
-            flags |= RESIDUAL_DTYPES[residuals.dtype] << 2 | keep_idle << 5
+        if residuals and state.plan.segments:
+            flags |= RESIDUAL_DTYPES[residuals.dtype] << 2 | keep_idle * _KEEP_IDLE
         with stream.device_current():
             call = (
                 state.memory.reserved("encode", _WORD * state.plan.encode_scratch_words(), stream),
@@ -63,6 +65,8 @@ class TritonKernels:
                 _fp32_bits(prescale),
                 flags,
             )
+            if flags & _KEEP_IDLE:
+                self._find_idle(state, stream, call)
             self._run(state, "encode", stream, call)
         target.write_back()
         held.write_back()
@@ -102,17 +106,25 @@ class TritonKernels:
         if faults is None and (fault := int(seen.item())) != NO_FAULT:
             raise fault_error(fault, layout)
 
+    def _find_idle(self, state: _State, stream: Stream, call: tuple[int, ...]) -> None:
+        table = state.memory.table(state.plan.table, stream)
+        variant = self._registry.variant("find_idle", state.plan.tile_elements)
+        self._launch(variant, state.plan.segments, (table, 0, *call))
+
     def _run(self, state: _State, what: str, stream: Stream, call: tuple[int, ...]) -> None:
-        """One launch for each group of tiles."""
+        """One launch for each group of tiles; several for an encode of topk."""
         table = state.memory.table(state.plan.table, stream)
         for group in state.plan.groups:
-            variant = self._variant(what, group, state.plan)
-            tiles = table + _WORD * (state.plan.tiles_at + 2 * group.first_tile)
-            self._launch(variant, group.tiles, (table, tiles, *call))
+            tiles = table + _WORD * (state.plan.tiles_at + len(TILE) * group.first_tile)
+            for name in self._names(what, group):
+                variant = self._registry.variant(name, state.plan.tile_elements)
+                self._launch(variant, group.tiles, (table, tiles, *call))
 
-    def _variant(self, what: str, group: Group, plan: Plan) -> Any:
-        log2 = group.block.bit_length() - 1 if group.block else 0
-        return self._registry.variant(what, group.codec, log2, plan.tile_elements)
+    def _names(self, what: str, group: Group) -> tuple[str, ...]:
+        if what == "encode" and group.codec == CODEC_IDS["topk"]:
+            names: tuple[str, ...] = self._registry.topk_encode()
+            return names
+        return (self._registry.variant_name(what, group.codec, group.block),)
 
     def _state(self, layout: KernelLayout) -> _State:
         found: _State | None = layout.device_plans.get(self.name)

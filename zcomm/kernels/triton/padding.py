@@ -10,10 +10,12 @@ from zcomm.kernels.triton.tile import SECTION, USED, align16, bytes_at, section_
 
 
 @triton.jit
-def check_padding(row: tl.tensor, wire: tl.tensor, I: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Whether a byte of section I's padding is not 0, and the padding's part of the checksum."""
-    used = tl.load(row + USED + I)
+def check_padding(
+    row: tl.tensor, wire: tl.tensor, SECTION_INDEX: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Whether a byte of the section's padding is not 0, and the padding's part of the checksum."""
+    used = tl.load(row + USED + SECTION_INDEX)
     at = used + tl.arange(0, 16)
-    bytes = bytes_at(wire + tl.load(row + SECTION + I))
+    bytes = bytes_at(wire + tl.load(row + SECTION + SECTION_INDEX))
     padding = tl.load(bytes + at, mask=at < align16(used), other=0).to(tl.int64)
-    return tl.max(padding) != 0, tl.sum(part(padding, section_byte(row, I, at)))
+    return tl.max(padding) != 0, tl.sum(part(padding, section_byte(row, SECTION_INDEX, at)))

@@ -3,7 +3,7 @@
 | words of the table | contents                                                     |
 | ------------------ | ------------------------------------------------------------ |
 | 0 ... 15           | the sign words of lm*                                        |
-| 16 ... 19          | HEADER: where segments and frames begin; how many there are  |
+| 16 ... 20          | HEADER: where segments and frames begin; how many there are  |
 | segments           | SEGMENT, one row each                                        |
 | frames             | FRAME, one row each                                          |
 | tiles              | TILE, one row each; those of one launch lie together         |
@@ -24,7 +24,7 @@ from zcomm import wire
 from zcomm.kernels.base import KernelLayout, LayoutSegment
 from zcomm.wire import CODEC_IDS, Frame, align16
 
-HEADER = ("segments_at", "frames_at", "segments", "frames")
+HEADER = ("segments_at", "frames_at", "segments", "frames", "topk_segments")
 SEGMENT = (
     "n",
     "k",
@@ -54,7 +54,7 @@ TOPK_RANGE = 65536
 # A topk segment's scratch memory: histograms of four digits, then what launches leave for the next.
 TOPK_BINS = 256
 TOPK_DIGITS = 4
-TOPK_STATE = 8
+TOPK_STATE = 2 + 2 * (TOPK_DIGITS + 1)
 TOPK_WORDS = TOPK_DIGITS * TOPK_BINS + TOPK_STATE
 STRIP_WORDS = 2
 
@@ -127,7 +127,8 @@ class Plan:
         frames = list(self._frame_rows(layout))
         segments_at = SIGN_WORDS + len(HEADER)
         frames_at = segments_at + len(SEGMENT) * len(segments)
-        head = [*map(_signed, signs), segments_at, frames_at, len(segments), len(frames)]
+        counts = [len(segments), len(frames), self.topk_segments]
+        head = [*map(_signed, signs), segments_at, frames_at, *counts]
         numbers = [*head, *(x for row in (*segments, *frames) for x in row)]
         parts = (torch.tensor(numbers, dtype=torch.int64), tile_rows.reshape(-1))
         return torch.cat(parts), len(numbers)
