@@ -42,9 +42,7 @@ def check() -> Finding:
         meaning = "Gradients on these GPUs go through plain torch, which is very slow."
         return Finding(PROBLEM, [*lines, meaning], _remedy(kernels_absent), found)
     if gpus:
-        meaning = (
-            f"Gradients on these GPUs are compressed there, by {chosen}. To test it:"
-        )
+        meaning = f"Gradients on these GPUs are compressed there, by {chosen}. To test it:"
         return Finding(OK, [*lines, f"{meaning} {SELF_TEST}"], "", found)
     meaning = f"Gradients on the CPU need none of this. No GPU can be used: {absent()}"
     return Finding(NOTE, [*lines, meaning], "", found)
