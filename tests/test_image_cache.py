@@ -13,7 +13,7 @@ import pytest
 import emulated_driver
 from zcomm.kernels import image_cache
 
-PROCESSES = 4
+PROCESSES = 3
 NAME = "one_0_sm_80_key.image"
 
 

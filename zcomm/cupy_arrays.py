@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 _LEGACY_STREAM, _PER_THREAD_STREAM = 1, 2  # numbers that CUDA has for streams without a handle
 
@@ -35,18 +36,19 @@ def has_arrays(values: object) -> bool:
 
 def call(
     function: Callable[..., Tensor], arrays: Mapping[str, object], settings: Mapping[str, object]
-) -> Any:
+) -> Tensor:
     """`function` of tensors that share the arrays' memory; its result as a CuPy array.
 
     `arrays` are arguments by name; the first one decides the device. What is written to "out" is
-    returned as the array that was given.
+    returned as the array that was given. (A Tensor for type checkers: CuPy has no types.)
     """
     first = next(iter(arrays.values()))
     with on_stream_of(first[0] if isinstance(first, (list, tuple)) else first):
         tensors = {name: shared(value, name) for name, value in arrays.items()}
         result = function(**tensors, **settings)
-        out = arrays.get("out")
-        return sys.modules["cupy"].from_dlpack(result) if out is None else out
+        out: Any = arrays.get("out")
+        found: Tensor = sys.modules["cupy"].from_dlpack(result) if out is None else out
+        return found
 
 
 def shared_residuals(tensors: Any, outputs: Any) -> tuple[Any, Any]:
@@ -73,7 +75,7 @@ def shared(value: object, what: str) -> Any:
             f"{what}: expected contiguous memory, got a CuPy array with strides {array.strides}; "
             "use cupy.ascontiguousarray(x)"
         )
-    return torch.from_dlpack(array)
+    return from_dlpack(array)
 
 
 def on_stream_of(array: Any) -> AbstractContextManager[Any]:
@@ -94,4 +96,5 @@ def on_stream_of(array: Any) -> AbstractContextManager[Any]:
         )
     if handle in (0, _LEGACY_STREAM):
         return torch.cuda.stream(torch.cuda.default_stream(ordinal))
-    return torch.cuda.stream(torch.cuda.ExternalStream(handle, device=ordinal))
+    external = torch.cuda.ExternalStream(handle, device=ordinal)  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(external)

@@ -72,8 +72,12 @@ class Driver:
         """What starts kernels on a device, without any kernels yet."""
         from zcomm import _core
 
-        names = ("cuLaunchKernel", "cuGetErrorName", "cuCtxSetCurrent")
-        return _core.Driver(*map(self._address, names), self.context(ordinal))
+        return _core.Driver(
+            self._address("cuLaunchKernel"),
+            self._address("cuGetErrorName"),
+            self._address("cuCtxSetCurrent"),
+            self.context(ordinal),
+        )
 
     def _address(self, name: str) -> int:
         return int(ctypes.cast(self._library[name], ctypes.c_void_p).value or 0)
