@@ -3,6 +3,9 @@
 The CUDA kernels are among them on a machine without a GPU: their PTX, as nvcc makes it for the
 architectures of ZCOMM_EMULATED ("ptx80"; "source" is the source itself), runs on the emulator. So
 does the PTX that NVRTC makes for the cupy set ("nvrtc80").
+
+A process with ZCOMM_TRITON=interpreted has the Triton kernels in their place, in Triton's
+interpreter, and of the others what they are compared with.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import pytest
 
 import emulated
 import emulated_driver
+import interpreted
 import zcomm
 from zcomm import kernels
 from zcomm.kernels.cuda import CudaKernels
@@ -52,12 +56,26 @@ def _absent(kind: str) -> str:
     return "" if kind == "source" or emulated.NVCC else emulated.NO_NVCC
 
 
+def _triton(kind: str) -> str:
+    if kind != "interpreted":
+        raise ValueError(f"ZCOMM_TRITON: expected interpreted or nothing, got {kind!r}")
+    assert interpreted.FOUND, interpreted.NO_TRITON
+    kernels.register(f"triton:{kind}", interpreted.new_kernels(f"triton:{kind}"))
+    return f"triton:{kind}"
+
+
+TRITON = [_triton(kind) for kind in os.environ.get("ZCOMM_TRITON", "").split(",") if kind]
+if TRITON:
+    KERNEL_SETS = ["reference", "cpu:scalar"]
+    os.environ["ZCOMM_EMULATED"] = ""
+
 _KINDS = [kind for kind in os.environ.get("ZCOMM_EMULATED", "ptx80").split(",") if kind]
 _HERE = [kind for kind in _KINDS if not _absent(kind)]
-EMULATED = [_register(kind) for kind in _HERE]
+# Those that work as on a device, and report faults as a device does.
+EMULATED = [*(_register(kind) for kind in _HERE), *TRITON]
 # All of them, for parametrize: what cannot be built is skipped, and the summary says why.
 CONTRACT_SETS = [
-    *KERNEL_SETS,
+    *([] if TRITON else KERNEL_SETS),
     *EMULATED,
     *(
         pytest.param(kind, marks=pytest.mark.skip(reason=_absent(kind)))
@@ -65,7 +83,7 @@ CONTRACT_SETS = [
         if kind not in _HERE
     ),
 ]
-COMPILED = [name for name in (*KERNEL_SETS, *EMULATED) if name != "reference"]
+COMPILED = TRITON or [name for name in (*KERNEL_SETS, *EMULATED) if name != "reference"]
 
 SPECS = [
     "none",

@@ -161,3 +161,14 @@ def missing() -> str:
         return for_rocm()
     module = load()
     return module if isinstance(module, str) else str(module.missing())
+
+
+__all__ = [
+    "NO_FAULT",
+    "CudaKernels",
+    "fault_error",
+    "for_rocm",
+    "load",
+    "missing",
+    "new_faults",
+]

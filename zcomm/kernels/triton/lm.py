@@ -61,7 +61,7 @@ def flip(x: tl.tensor, sign: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def cells(steps: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
-    """Codes, which count up from the lowest level. A NaN, of a zero block, must not be converted."""
+    """Codes, which count up from the lowest level. A NaN, of a zero block, is not converted."""
     floored = tl.floor(steps)
     clamped = tl.where(floored > -128.0, tl.minimum(floored, 127.0), -128.0)
     t = clamped.to(tl.int32)
