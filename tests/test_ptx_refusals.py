@@ -66,6 +66,10 @@ import ptx_runs
         ("brx.idx %r1, $L_table;", "there are no .branchtargets"),
         (".align 4 .b8 x;", "unknown directive"),
         ("cp.async.wait_all;", "unknown instruction"),
+        ("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r5}, [%r6];", "expected 2 elements, got 1"),
+        ("ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r5}, [%r6];", "unknown instruction"),
+        ("ldmatrix.sync.aligned.m8n8.x1.b16 {%r5}, [%rd6];", "unknown instruction"),
+        ("atom.global.acq_rel.gpu.add.u32 %r5, [%rd1], %r6;", "unknown instruction"),
     ],
 )
 def test_the_translator_refuses(tmp_path: Path, text: str, message: str) -> None:
@@ -95,11 +99,7 @@ def test_the_command_says_what_it_refuses(tmp_path: Path) -> None:
         (".address_size 64", ".address_size 32", "expected .address_size 64"),
         (".visible .entry", ".visible .func", "unknown directive"),
         (".maxntid 256, 1, 1", ".blocksareclusters", "unknown .entry"),
-        (
-            "_param_0[24]",
-            "_param_0[24],\n.param .u64 second",
-            "expected one parameter, a struct, got 2",
-        ),
+        ("_param_0[24]", "_param_0[24],\n.shared .u64 second", "expected a parameter"),
         (".reg .pred %p<20>", ".reg .b128 %p<20>", "unknown .reg"),
         ("ret;", "ret", "expected a semicolon"),
         (".u32 counter = 5", ".u64 counter = levels", "expected a number as initial value"),

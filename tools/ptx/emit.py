@@ -48,8 +48,8 @@ def own_memory(kernel: Kernel, scopes: Scopes, local: list[Variable]) -> str:
     """Ranges that a generic address may lie in and that are no global memory."""
     names = ["module", "constants", *("local_" + cpp_name(v.name) for v in local)]
     ranges = [f"{{ptx::address_of({name}), sizeof {name}}}" for name in names]
-    if kernel.param:
-        ranges.append(f"{{reinterpret_cast<u64>(args), {kernel.param.nbytes}}}")
+    if kernel.params:
+        ranges.append(f"{{reinterpret_cast<u64>(args), {kernel.params_nbytes}}}")
     if scopes.shared_nbytes:
         ranges.append("{ptx::address_of(shared), sizeof shared}")
     if scopes.uses_dynamic and scopes.leaves_shared:
@@ -58,10 +58,10 @@ def own_memory(kernel: Kernel, scopes: Scopes, local: list[Variable]) -> str:
 
 
 def context(kernel: Kernel, scopes: Scopes, local: list[Variable]) -> list[str]:
-    param = kernel.param.nbytes if kernel.param else 0
+    sizes = f"args, {kernel.params_nbytes}, shared, {scopes.shared_nbytes}"
     return [
         f"  const std::initializer_list<ptx::Range> own = {{{own_memory(kernel, scopes, local)}}};",
-        f"  const ptx::Context c(kFile, args, {param}, shared, {scopes.shared_nbytes}, own);",
+        f"  const ptx::Context c(kFile, {sizes}, own);",
     ]
 
 
