@@ -46,7 +46,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ptx_runs.Library:
     for name, text in texts.items():
         (folder / f"{name}.ptx").write_text(text)
     sources = [ptx_runs.translate(folder / f"{name}.ptx") for name in texts]
-    objects = ptx_runs.compile_objects([*sources, *ptx_runs.emulator_sources(folder)], folder)
+    objects = ptx_runs.compile_objects([*sources, *ptx_runs.emulator_sources()], folder)
     return ptx_runs.link(objects, folder / "library.so")
 
 
