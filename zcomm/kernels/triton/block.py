@@ -1,0 +1,47 @@
+"""Sums and transforms of a tile's rows, in the order that the wire format fixes.
+
+A reshape moves nothing, and the sum of an axis of two elements is one addition: in registers, or
+between two lanes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from zcomm.kernels.triton.bits import bits, from_bits, magnitude, sum32
+
+
+@triton.jit
+def absmax(v: tl.tensor) -> tl.tensor:
+    """Of each row, as bits; at least INF if the row is not finite."""
+    return tl.max(magnitude(v), 1)
+
+
+@triton.jit
+def tree(t: tl.tensor, ROWS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
+    """The sum of each row by halving strides: t_i + t_(i + b/2), then b/4, ..., 1."""
+    for i in tl.static_range(LOG2):
+        t = tl.sum(tl.reshape(t, (ROWS, 2, 1 << (LOG2 - 1 - i))), 1)
+    return tl.reshape(t, (ROWS,))
+
+
+@triton.jit
+def butterfly(
+    t: tl.tensor, LOG2_STRIDE: tl.constexpr, ROWS: tl.constexpr, LOG2: tl.constexpr
+) -> tl.tensor:
+    """Pairs that lie 2^LOG2_STRIDE apart become their sum and their difference."""
+    own = tl.reshape(t, (ROWS, 1 << (LOG2 - 1 - LOG2_STRIDE), 2, 1 << LOG2_STRIDE))
+    # The partner's bits are what the pair's sum has besides the own ones.
+    pair = sum32(bits(own), 2)
+    other = from_bits(tl.expand_dims(pair, 2) - bits(own))
+    upper = tl.reshape(tl.arange(0, 2), (1, 1, 2, 1)) == 1
+    return tl.reshape(tl.where(upper, other - own, own + other), (ROWS, 1 << LOG2))
+
+
+@triton.jit
+def hadamard(t: tl.tensor, size: tl.tensor, ROWS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
+    """The unnormalised Hadamard transform of each row's first `size` elements, a power of two."""
+    for i in tl.static_range(LOG2):
+        t = tl.where(size[:, None] > (1 << i), butterfly(t, i, ROWS, LOG2), t)
+    return t
