@@ -2,6 +2,9 @@
 
 The CUDA kernels are among them on a machine without a GPU: their PTX, as nvcc makes it for the
 architectures of ZCOMM_EMULATED ("ptx80"; "source" is the source itself), runs on the emulator.
+
+A process with ZCOMM_TRITON=interpreted has the Triton kernels in their place, in Triton's
+interpreter, and of the others what they are compared with.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 import emulated
+import interpreted
 import zcomm
 from zcomm import kernels
 from zcomm.kernels.cuda import CudaKernels
@@ -39,12 +43,26 @@ def _register(kind: str) -> str:
     return f"cuda:{kind}"
 
 
+def _triton(kind: str) -> str:
+    if kind != "interpreted":
+        raise ValueError(f"ZCOMM_TRITON: expected interpreted or nothing, got {kind!r}")
+    assert interpreted.FOUND, interpreted.NO_TRITON
+    kernels.register(f"triton:{kind}", interpreted.new_kernels(f"triton:{kind}"))
+    return f"triton:{kind}"
+
+
+TRITON = [_triton(kind) for kind in os.environ.get("ZCOMM_TRITON", "").split(",") if kind]
+if TRITON:
+    KERNEL_SETS = ["reference", "cpu:scalar"]
+    os.environ["ZCOMM_EMULATED"] = ""
+
 _KINDS = [kind for kind in os.environ.get("ZCOMM_EMULATED", "ptx80").split(",") if kind]
 _HERE = [kind for kind in _KINDS if kind == "source" or emulated.NVCC]
-EMULATED = [_register(kind) for kind in _HERE]
+# Those that work as on a device, and report faults as a device does.
+EMULATED = [*(_register(kind) for kind in _HERE), *TRITON]
 # All of them, for parametrize: what cannot be built is skipped, and the summary says why.
 CONTRACT_SETS = [
-    *KERNEL_SETS,
+    *([] if TRITON else KERNEL_SETS),
     *EMULATED,
     *(
         pytest.param(f"cuda:{kind}", marks=pytest.mark.skip(reason=emulated.NO_NVCC))
@@ -52,7 +70,7 @@ CONTRACT_SETS = [
         if kind not in _HERE
     ),
 ]
-COMPILED = [name for name in (*KERNEL_SETS, *EMULATED) if name != "reference"]
+COMPILED = TRITON or [name for name in (*KERNEL_SETS, *EMULATED) if name != "reference"]
 
 SPECS = [
     "none",

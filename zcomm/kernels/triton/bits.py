@@ -40,12 +40,6 @@ def pow2_biased(e: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def sum32(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
-    """A sum of int32 numbers that wraps around; the interpreter's grows to 64 bits."""
-    return tl.sum(x, axis).to(tl.int64).to(tl.int32)
-
-
-@triton.jit
 def canonical(x: tl.tensor) -> tl.tensor:
     return from_bits(tl.where(magnitude(x) > INF, NAN, bits(x)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from zcomm.kernels.triton.bits import bits, from_bits, magnitude, sum32
+from zcomm.kernels.triton.bits import bits, from_bits, magnitude
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def butterfly(
     """Pairs that lie 2^LOG2_STRIDE apart become their sum and their difference."""
     own = tl.reshape(t, (ROWS, 1 << (LOG2 - 1 - LOG2_STRIDE), 2, 1 << LOG2_STRIDE))
     # The partner's bits are what the pair's sum has besides the own ones.
-    pair = sum32(bits(own), 2)
+    pair = tl.sum(bits(own), 2)
     other = from_bits(tl.expand_dims(pair, 2) - bits(own))
     upper = tl.reshape(tl.arange(0, 2), (1, 1, 2, 1)) == 1
     return tl.reshape(tl.where(upper, other - own, own + other), (ROWS, 1 << LOG2))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from zcomm.kernels.triton.bits import sum32
 from zcomm.kernels.triton.frame import part
 from zcomm.kernels.triton.tile import (
     SECTION,
@@ -33,7 +32,7 @@ def pack(
     """GROUP neighbouring codes in one int32."""
     grouped = tl.reshape(codes, (ROWS, (1 << LOG2) // GROUP, GROUP))
     shifts = tl.reshape(tl.arange(0, GROUP) * WIDTH, (1, 1, GROUP))
-    return sum32(grouped << shifts, 2)
+    return tl.sum(grouped << shifts, 2)
 
 
 @triton.jit
