@@ -12,11 +12,13 @@ import importlib.util
 import json
 import os
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import emulated
 from triton_compiler import Compiled, Request, Target, compile_variants
@@ -25,8 +27,8 @@ ERROR_NBYTES = 1000
 # Two addresses of scratch memory, which Triton adds to every kernel; ours ask for none.
 SCRATCH_NBYTES = 16
 FORMATS = {"i32": "i", "u32": "I", "i64": "q", "u64": "Q", "fp32": "f", "fp64": "d"}
-NO_TRITON = "triton is not installed: its kernels are not compiled"
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+NO_TRITON = "triton not found: its kernels are not compiled"
+FOUND = importlib.util.find_spec("triton") is not None
 
 
 class KernelError(RuntimeError):
@@ -124,6 +126,33 @@ class Kernel:
             raise KernelError(f"{one.variant}: {error.value.decode()}")
 
 
+def new_kernels(name: str, arch: int) -> Any:
+    """zcomm's own kernels, as they are compiled for an architecture, as a kernel set."""
+    from zcomm.kernels.triton import TritonKernels
+
+    kernels = zcomm_kernels(Target("cuda", arch))
+
+    def launch(variant: Any, programs: int, arguments: Sequence[int]) -> None:
+        kernels.load(variant.name).launch((programs,), arguments)
+
+    return TritonKernels(name, launch)
+
+
+def zcomm_kernels(target: Target, **options: object) -> Kernels:
+    import zcomm
+
+    package = Path(zcomm.__file__).parent
+    sources = (*sorted((package / "kernels" / "triton").glob("*.py")), package / "wire.py")
+    sources += (package / "codecs" / "lm_tables.py",)
+    return Kernels("zcomm.kernels.triton.registry", target, sources, options=tuple(options.items()))
+
+
+def all_names() -> list[str]:
+    from zcomm.kernels.triton import registry
+
+    return [variant.name for variant in registry.variants()]
+
+
 @cache
 def emulator() -> ctypes.CDLL:
     """What the libraries of kernels call."""
@@ -132,3 +161,17 @@ def emulator() -> ctypes.CDLL:
     with emulated.locked(build.cache, "emulator.lock"):
         path = emulated.shared_library(build, sources, "emulator", "-fvisibility=default")
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def main() -> None:
+    """Builds ahead of the tests: `python tests/emulated_triton.py ptx90 ptx100`."""
+    for kind in sys.argv[1:]:
+        if not FOUND:
+            print(f"triton:{kind}: {NO_TRITON}")
+            continue
+        zcomm_kernels(Target("cuda", int(kind.removeprefix("ptx")))).build(all_names())
+        print(f"triton:{kind}: {len(all_names())} kernels")
+
+
+if __name__ == "__main__":
+    main()
