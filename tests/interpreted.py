@@ -1,7 +1,7 @@
 """The Triton kernels in Triton's interpreter, on the CPU's memory.
 
-Whether kernels are interpreted or compiled is decided when they are imported, so they have processes
-of their own: those with ZCOMM_TRITON=interpreted (see kernel_sets.py).
+Whether kernels are interpreted or compiled is decided when they are imported, so that they have
+processes of their own: those with ZCOMM_TRITON=interpreted (see kernel_sets.py).
 """
 
 from __future__ import annotations

@@ -142,3 +142,13 @@ def missing() -> str:
     """Why the kernels are absent; "" if they are there."""
     module = load()
     return module if isinstance(module, str) else str(module.missing())
+
+
+__all__ = [
+    "NO_FAULT",
+    "CudaKernels",
+    "fault_error",
+    "load",
+    "missing",
+    "new_faults",
+]

@@ -67,7 +67,16 @@ SIGN: tl.constexpr = tl.constexpr(CODEC_IDS["sign"])
 
 
 @triton.jit
-def quantise(tables, v, peak, m, CODEC, WIDTH, ROWS, LOG2):  # type: ignore[no-untyped-def]
+def quantise(
+    tables: tl.tensor,
+    v: tl.tensor,
+    peak: tl.tensor,
+    m: tl.tensor,
+    CODEC: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    LOG2: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Of finite blocks: scales, codes, and what the codes leave out."""
     if CODEC == INT8 or CODEC == INT4:
         return uniform.quantise(v, peak, WIDTH)
@@ -122,7 +131,8 @@ def encode_blocks(
 
 
 @triton.jit
-def value(codes, CODEC, WIDTH):  # type: ignore[no-untyped-def]
+def value(codes: tl.tensor, CODEC: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
+    """What codes stand for, in units of the scale."""
     if CODEC == INT8 or CODEC == INT4:
         return uniform.value(codes, WIDTH)
     elif CODEC == FP8:
@@ -134,7 +144,7 @@ def value(codes, CODEC, WIDTH):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def unused(codes, CODEC, WIDTH):  # type: ignore[no-untyped-def]
+def unused(codes: tl.tensor, CODEC: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
     """Whether a code is one that does not occur."""
     if CODEC == INT8 or CODEC == INT4:
         return uniform.unused(codes, WIDTH)
@@ -145,7 +155,14 @@ def unused(codes, CODEC, WIDTH):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def findings(codes, scale, m, CODEC, WIDTH, LOG2):  # type: ignore[no-untyped-def]
+def findings(
+    codes: tl.tensor,
+    scale: tl.tensor,
+    m: tl.tensor,
+    CODEC: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LOG2: tl.constexpr,
+) -> tl.tensor:
     """The least of what a wire's part is refused for: kind and detail, or NO_FAULT."""
     PIECE: tl.constexpr = 4 if WIDTH == 8 else 2 if WIDTH == 4 else 1  # bytes that are read at once
     count = m

@@ -116,8 +116,15 @@ def add_sum(
 
 
 @triton.jit
-def wrong_field(word_0, word_1, word_2, word_3, row, verify):  # type: ignore[no-untyped-def]
-    """The first field of a header that is not as expected, or -1. The last one is looked at first."""
+def wrong_field(
+    word_0: tl.tensor,
+    word_1: tl.tensor,
+    word_2: tl.tensor,
+    word_3: tl.tensor,
+    row: tl.tensor,
+    verify: tl.tensor,
+) -> tl.tensor:
+    """The first field of a header that is not as expected, or -1; looked at from the last on."""
     other = word_0 ^ tl.load(row + 2)
     units = word_2 ^ tl.load(row + 4)
     has_checksum = (word_0 & HAS_CHECKSUM) != 0

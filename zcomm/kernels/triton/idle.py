@@ -81,10 +81,8 @@ def find_idle(
     """One program for each segment of the layout."""
     segment = tl.program_id(0).to(tl.int64)
     row = segment_at(tables, segment)
-    source, target = (
-        tl.load(words_at(residual_in) + segment),
-        tl.load(words_at(residual_out) + segment),
-    )
+    source = tl.load(words_at(residual_in) + segment)
+    target = tl.load(words_at(residual_out) + segment)
     idle = tl.load(row + N) * 0
     if (source != 0) & (tl.load(row + N) > 0):
         idle = all_zero(grad, flags, row, CHUNK).to(tl.int64)

@@ -68,7 +68,7 @@ def floor(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def cells(steps: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
-    """Codes, which count up from the lowest level. A NaN, of a zero block, must not be converted."""
+    """Codes, which count up from the lowest level. A NaN, of a zero block, is not converted."""
     floored = floor(steps)
     clamped = tl.where(floored > -128.0, tl.minimum(floored, 127.0), -128.0)
     t = clamped.to(tl.int32)

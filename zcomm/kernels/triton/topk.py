@@ -107,7 +107,7 @@ def load_tile(
     tile: tl.tensor,
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """v, which elements there are, and what storing their residual takes."""
     row = segment_at(tables, segment)
     first = tile * (ROWS << LOG2)

@@ -49,7 +49,9 @@ FLAGGED: tl.constexpr = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def sum_counts(row: tl.tensor, wire: tl.tensor, first: tl.tensor, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def sum_counts(
+    row: tl.tensor, wire: tl.tensor, first: tl.tensor, CHUNK: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Entries before the range of element `first` and in it; what the counts are refused for; how
     many of them are flagged; and their checksum."""
     n, ranges = tl.load(row + N), tl.load(row + USED) // 4
@@ -92,7 +94,17 @@ def lower_bound(offsets: tl.tensor, count: tl.tensor, bound: tl.tensor, n: tl.te
 
 
 @triton.jit
-def add_entries(row, wire, to, first, left, before, own, CHUNK, TILE):  # type: ignore[no-untyped-def]
+def add_entries(
+    row: tl.tensor,
+    wire: tl.tensor,
+    to: tl.tensor,
+    first: tl.tensor,
+    left: tl.tensor,
+    before: tl.tensor,
+    own: tl.tensor,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
     """Adds the tile's entries to `to`; what they are refused for, and their checksum."""
     offset_of_tile = first % RANGE
     n = tl.minimum(tl.load(row + N) - (first - offset_of_tile), RANGE)
