@@ -47,6 +47,7 @@ class Kernels:
     sources: tuple[Path, ...]
     path: tuple[str, ...] = ()
     options: tuple[tuple[str, object], ...] = ()
+    assembled: bool = False
     cache: Path = emulated.CACHE
 
     def build(self, names: Iterable[str]) -> None:
@@ -69,7 +70,7 @@ class Kernels:
         workers = min(os.cpu_count() or 1, len(names))
         place, options = (str(self.cache), self.path), dict(self.options)
         requests = [
-            Request(self.registry, names[i::workers], self.target, *place, options)
+            Request(self.registry, names[i::workers], self.target, *place, options, self.assembled)
             for i in range(workers)
         ]
         with ThreadPoolExecutor(workers) as pool:
@@ -80,7 +81,8 @@ class Kernels:
     def _row(self, name: str) -> Path:
         """Where it is written down what a variant became."""
         version = importlib.metadata.version("triton")
-        what = [name, self.registry, repr(self.target), repr(self.options), version]
+        how = repr((self.target, self.options, self.assembled))
+        what = [name, self.registry, how, version]
         digest = emulated.digest([*what, *emulated.texts(self.sources)])
         return self.cache / f"triton_{name}_{digest}.json"
 
@@ -147,6 +149,17 @@ def zcomm_kernels(target: Target, **options: object) -> Kernels:
     return Kernels("zcomm.kernels.triton.registry", target, sources, options=tuple(options.items()))
 
 
+def names_of(specs: Iterable[str]) -> list[str]:
+    """The variants that these codecs use, and those that any may."""
+    from zcomm import codec
+    from zcomm.kernels.triton import registry
+
+    names = {"find_idle", "encode_none", "decode_none", *registry.topk_encode()}
+    for c in map(codec, specs):
+        names |= {registry.variant_name(call, c.id, c.block) for call in ("encode", "decode")}
+    return [name for name in all_names() if name in names]
+
+
 def all_names() -> list[str]:
     from zcomm.kernels.triton import registry
 
@@ -164,13 +177,16 @@ def emulator() -> ctypes.CDLL:
 
 
 def main() -> None:
-    """Builds ahead of the tests: `python tests/emulated_triton.py ptx90 ptx100`."""
+    """Builds what the contract uses ahead of it: `python tests/emulated_triton.py ptx90 ptx100`."""
     for kind in sys.argv[1:]:
         if not FOUND:
             print(f"triton:{kind}: {NO_TRITON}")
             continue
-        zcomm_kernels(Target("cuda", int(kind.removeprefix("ptx")))).build(all_names())
-        print(f"triton:{kind}: {len(all_names())} kernels")
+        from zcomm.contract import SPECS
+
+        names = names_of(SPECS)
+        zcomm_kernels(Target("cuda", int(kind.removeprefix("ptx")))).build(names)
+        print(f"triton:{kind}: {len(names)} kernels")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ class Request:
     """Which variants, by name, of a registry: a module with `variants()`.
 
     `options` are the compiler's, in place of the variants' own. `path` is where modules are looked
-    for besides the installed ones, `folder` where the results go.
+    for besides the installed ones, `folder` where the results go. Without `assembled` NVIDIA's
+    assembler, which takes longer than all the rest, does not run.
     """
 
     registry: str
@@ -53,11 +54,15 @@ class Request:
     folder: str
     path: Sequence[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    assembled: bool = False
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The files of a variant's assembly and binary, and what a launch must know of it."""
+    """The files of a variant's assembly and binary, and what a launch must know of it.
+
+    NVIDIA's assembly is PTX. Its binary is empty where it was not asked for.
+    """
 
     variant: str
     kernel: str
@@ -88,22 +93,33 @@ def compile_variants(request: Request) -> list[Compiled]:
 def _compiled(request: Request, variant: Any) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
 
-    target = request.target
+    target = GPUTarget(request.target.backend, request.target.arch, request.target.warp_size)
     source = ASTSource(variant.function, dict(variant.signature), dict(variant.constexprs))
-    kernel = triton.compile(
-        source,
-        target=GPUTarget(target.backend, target.arch, target.warp_size),
-        options={**variant.options, **request.options},
-    )
+    options = {**variant.options, **request.options}
+    kernel = triton.compile(source, target=target, options=options)
+    text, binary = (kernel.asm[suffix] for suffix in request.target.suffixes)
+    if request.assembled and request.target.backend == "cuda":
+        backend = make_backend(target)
+        binary = backend.make_cubin(text, {}, backend.parse_options(options), target.arch)
     metadata = kernel.metadata
     # The emulator gives none.
     assert metadata.global_scratch_size == metadata.profile_scratch_size == 0
-    files = [_written(request, suffix, kernel.asm[suffix]) for suffix in target.suffixes]
+    files = [_written(request, *pair) for pair in zip(request.target.suffixes, (text, binary))]
     parameters = [t for t in variant.signature.values() if t != "constexpr"]
     threads = metadata.num_warps * target.warp_size
     return Compiled(variant.name, metadata.name, *files, parameters, threads, metadata.shared)
+
+
+def _skip_assembler(*call: Any) -> tuple[str, str]:
+    """A hook of Triton's compiler: called with the stages, to change them, and for a key of its
+    cache."""
+    if call:
+        stages = call[1]
+        if "cubin" in stages:
+            stages["cubin"] = lambda source, metadata: b""
+    return "not assembled", "not assembled"
 
 
 def _written(request: Request, suffix: str, data: str | bytes) -> str:
@@ -121,6 +137,9 @@ def main() -> None:
     given = json.loads(sys.stdin.read())
     request = Request(**given | {"target": Target(**given["target"])})
     sys.path[:0] = request.path
+    from triton import knobs
+
+    knobs.runtime.add_stages_inspection_hook = _skip_assembler
     known = {v.name: v for v in importlib.import_module(request.registry).variants()}
     rows = [_compiled(request, known[name]) for name in request.names]
     print(json.dumps([asdict(row) for row in rows]))
