@@ -22,7 +22,7 @@ CLANG_FORMAT_FILES := $(shell find csrc \( -name "*.cpp" -o -name "*.h" -o -name
 # The CUDA kernels' PTX is made into a module for the emulator first, where there is nvcc; and what Triton compiles.
 test: $(VENV)/installed
 	$(BIN)/python tests/emulated.py ptx80
-	$(BIN)/python tests/emulated_triton.py ptx90
+	$(BIN)/python tests/emulated_triton.py --short ptx90
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
 
 # Lightning, Hugging Face's Trainer and Accelerate, in an environment of their own. Nothing is downloaded after that.

@@ -6,13 +6,13 @@ build/emulated, by a hash of what they come from.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib.metadata
 import importlib.util
 import json
 import os
 import struct
-import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -177,16 +177,21 @@ def emulator() -> ctypes.CDLL:
 
 
 def main() -> None:
-    """Builds what the contract uses ahead of it: `python tests/emulated_triton.py ptx90 ptx100`."""
-    for kind in sys.argv[1:]:
-        if not FOUND:
-            print(f"triton:{kind}: {NO_TRITON}")
-            continue
-        from zcomm.contract import SPECS
+    """Builds kernels ahead of the tests: `python tests/emulated_triton.py ptx90 ptx100`."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("kinds", nargs="+")
+    parser.add_argument("--short", action="store_true", help="what short_triton.py needs")
+    args = parser.parse_args()
+    for kind in args.kinds:
+        print(f"triton:{kind}: {_built(kind, args.short) if FOUND else NO_TRITON}", flush=True)
 
-        names = names_of(SPECS)
-        zcomm_kernels(Target("cuda", int(kind.removeprefix("ptx")))).build(names)
-        print(f"triton:{kind}: {len(names)} kernels")
+
+def _built(kind: str, is_short: bool) -> str:
+    from zcomm.contract import NAMES, SPECS
+
+    names = names_of(NAMES if is_short else SPECS)
+    zcomm_kernels(Target("cuda", int(kind.removeprefix("ptx")))).build(names)
+    return f"{len(names)} kernels"
 
 
 if __name__ == "__main__":
