@@ -44,8 +44,8 @@ def library() -> Path:
     stems = [emulated.ROOT / "csrc" / "emulator" / f"{stem}.cpp" for stem in ptx_runs.EMULATOR]
     sources = [SOURCE, *stems]
     texts = [path.read_text() for path in (*sources, *sorted(stems[0].parent.glob("*.h")))]
-    path = FOLDER / emulated._digest([*FLAGS, *texts]) / "libcuda.so"
-    with emulated._locked(path.parent):
+    path = FOLDER / emulated.digest([*FLAGS, *texts]) / "libcuda.so"
+    with emulated.locked(path.parent):
         if not path.exists():
             includes = f"-I{emulated.ROOT / 'csrc'}"
             command = [emulated._cxx(), *FLAGS, "-O2", "-shared", includes, *map(str, sources)]

@@ -4,8 +4,9 @@ The CUDA kernels are among them on a machine without a GPU: their PTX, as nvcc m
 architectures of ZCOMM_EMULATED ("ptx80"; "source" is the source itself), runs on the emulator. So
 does the PTX that NVRTC makes for the cupy set ("nvrtc80").
 
-A process with ZCOMM_TRITON=interpreted has the Triton kernels in their place, in Triton's
-interpreter, and of the others what they are compared with.
+A process with ZCOMM_TRITON has the Triton kernels in their place, and of the others what they are
+compared with: "ptx90" is what Triton compiles them to, on the emulator; "interpreted" is Triton's
+interpreter, which a process cannot have beside the former.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pytest
 
 import emulated
 import emulated_driver
+import emulated_triton
 import interpreted
 import zcomm
 from zcomm import kernels
@@ -57,11 +59,15 @@ def _absent(kind: str) -> str:
 
 
 def _triton(kind: str) -> str:
-    if kind != "interpreted":
-        raise ValueError(f"ZCOMM_TRITON: expected interpreted or nothing, got {kind!r}")
     assert interpreted.FOUND, interpreted.NO_TRITON
-    kernels.register(f"triton:{kind}", interpreted.new_kernels(f"triton:{kind}"))
-    return f"triton:{kind}"
+    name = f"triton:{kind}"
+    if kind == "interpreted":
+        kernels.register(name, interpreted.new_kernels(name))
+    elif kind.startswith("ptx"):
+        kernels.register(name, emulated_triton.new_kernels(name, int(kind.removeprefix("ptx"))))
+    else:
+        raise ValueError(f"ZCOMM_TRITON: expected interpreted, ptx90 or nothing, got {kind!r}")
+    return name
 
 
 TRITON = [_triton(kind) for kind in os.environ.get("ZCOMM_TRITON", "").split(",") if kind]

@@ -34,10 +34,9 @@ CONTRACT = (
 needs_triton = pytest.mark.skipif(not interpreted.FOUND, reason=interpreted.NO_TRITON)
 
 
-@needs_triton
-@pytest.mark.parametrize("part", [CONTRACT, ("interpreted_triton",)], ids=["contract", "own"])
-def test_interpreted_kernels(part: tuple[str, ...]) -> None:
-    environment = {**os.environ, "ZCOMM_TRITON": "interpreted", "OMP_NUM_THREADS": "1"}
+def run_pytest(kind: str, part: tuple[str, ...]) -> None:
+    """With these tests, of which short_triton.py takes some, in a process for `kind` of kernels."""
+    environment = {**os.environ, "ZCOMM_TRITON": kind, "OMP_NUM_THREADS": "1"}
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "short_triton"]
@@ -51,6 +50,12 @@ def test_interpreted_kernels(part: tuple[str, ...]) -> None:
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+@needs_triton
+@pytest.mark.parametrize("part", [CONTRACT, ("interpreted_triton",)], ids=["contract", "own"])
+def test_interpreted_kernels(part: tuple[str, ...]) -> None:
+    run_pytest("interpreted", part)
 
 
 def test_import_of_zcomm_does_not_import_triton() -> None:
