@@ -14,16 +14,15 @@ from zcomm.kernels import nvrtc
 from zcomm.kernels.nvrtc import Unit
 
 ROOT = Path(__file__).resolve().parent.parent
-# `make gpu-proof` has more of them, and all numbers of rows.
+# `make gpu-proof` has more of them.
 ARCHS = os.environ.get("ZCOMM_NVRTC_ARCHS", "90").split(",")
-UNITS = emulated_driver.UNITS if len(ARCHS) > 1 else emulated_driver.DEFAULT_UNITS
 
 needs_nvrtc = pytest.mark.skipif(bool(emulated_driver.absent()), reason=emulated_driver.absent())
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: f"{unit.file}_{unit.rows}")
+@pytest.mark.parametrize("unit", emulated_driver.UNITS, ids=lambda unit: f"{unit.file}_{unit.rows}")
 def test_every_kernel_compiles_to_machine_code(unit: Unit, arch: str) -> None:
     cubin = nvrtc.image(unit, f"sm_{arch}")
     assert cubin.startswith(b"\x7fELF")
