@@ -10,10 +10,12 @@ from typing import Any
 
 from zcomm.kernels.triton import blocks, idle, plain, topk, topk_decode, topk_write
 from zcomm.kernels.triton.arguments import ARGUMENT_TYPE, DECODE_ARGUMENTS, ENCODE_ARGUMENTS
-from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS
+from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS, topk_tile_elements
 from zcomm.wire import CODEC_IDS
 
-TILE_ELEMENTS = 4096
+# One warp for a tile: then all of a block's elements lie in its lanes' registers, and no sum over a
+# block goes through shared memory.
+TILE_ELEMENTS = 1024
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
 
 _LOG2_BLOCKS = range(5, 11)
@@ -65,7 +67,7 @@ def variants(tile_elements: int = TILE_ELEMENTS) -> tuple[Variant, ...]:
     for name in _PLAIN_CODECS:
         constexprs = {"CODEC": CODEC_IDS[name], **rows}
         found += _pair(plain.encode_plain, plain.decode_plain, name, 0, constexprs)
-    return (*found, *_topk(tile_elements, rows), _idle(tile_elements))
+    return (*found, *_topk(topk_tile_elements(tile_elements)), _idle(tile_elements))
 
 
 def variant_name(call: str, codec: int, block: int) -> str:
@@ -92,27 +94,28 @@ def _pair(
     names = (variant_name(call, CODEC_IDS[codec], 1 << log2 if log2 else 0) for call in _CALLS)
     encode_name, decode_name = names
     return [
-        Variant(encode_name, encode, ENCODE_ARGUMENTS, constexprs, num_warps=8),
-        Variant(decode_name, decode, DECODE_ARGUMENTS, constexprs, num_warps=8),
+        Variant(encode_name, encode, ENCODE_ARGUMENTS, constexprs, num_warps=1),
+        Variant(decode_name, decode, DECODE_ARGUMENTS, constexprs, num_warps=1),
     ]
 
 
-def _topk(tile_elements: int, rows: dict[str, int]) -> list[Variant]:
+def _topk(tile_elements: int) -> list[Variant]:
+    rows = {"ROWS": tile_elements >> _LOG2_PLAIN, "LOG2": _LOG2_PLAIN}
     digits = [
-        Variant(name, topk.topk_digit, ENCODE_ARGUMENTS, {"DIGIT": i, **rows}, num_warps=8)
+        Variant(name, topk.topk_digit, ENCODE_ARGUMENTS, {"DIGIT": i, **rows}, num_warps=4)
         for i, name in enumerate(topk_encode()[:TOPK_DIGITS])
     ]
     chunk = {"CHUNK": _CHUNK}
     sizes = {"TILE": tile_elements, **chunk}
     return [
         *digits,
-        Variant("topk_count", topk.topk_count, ENCODE_ARGUMENTS, rows, num_warps=8),
-        Variant("topk_share", topk.topk_share, ENCODE_ARGUMENTS, chunk, num_warps=8),
-        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=8),
-        Variant("decode_topk", topk_decode.decode_topk, DECODE_ARGUMENTS, sizes, num_warps=8),
+        Variant("topk_count", topk.topk_count, ENCODE_ARGUMENTS, rows, num_warps=4),
+        Variant("topk_share", topk.topk_share, ENCODE_ARGUMENTS, chunk, num_warps=4),
+        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=4),
+        Variant("decode_topk", topk_decode.decode_topk, DECODE_ARGUMENTS, sizes, num_warps=4),
     ]
 
 
 def _idle(tile_elements: int) -> Variant:
-    chunk = {"CHUNK": tile_elements}
+    chunk = {"CHUNK": 4 * tile_elements}
     return Variant("find_idle", idle.find_idle, ENCODE_ARGUMENTS, chunk, num_warps=8)
