@@ -67,7 +67,7 @@ _MAX_PROGRAMS = (1 << 31) - 1
 
 def topk_tile_elements(tile_elements: int) -> int:
     """Larger tiles, whose histograms have something to count; a range has whole tiles."""
-    return min(4 * tile_elements, TOPK_RANGE)
+    return min(2 * tile_elements, TOPK_RANGE)
 
 
 class Group(NamedTuple):

@@ -13,9 +13,10 @@ from zcomm.kernels.triton.arguments import ARGUMENT_TYPE, DECODE_ARGUMENTS, ENCO
 from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS, topk_tile_elements
 from zcomm.wire import CODEC_IDS
 
-# One warp for a tile: then all of a block's elements lie in its lanes' registers, and no sum over a
-# block goes through shared memory.
-TILE_ELEMENTS = 1024
+# A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
+# shared memory. Two warps share blocks of 1024.
+TILE_ELEMENTS = 2048
+STEP_ELEMENTS = 256
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
 
 _LOG2_BLOCKS = range(5, 11)
@@ -49,21 +50,27 @@ class Variant:
 
 
 @cache
-def variant(name: str, tile_elements: int = TILE_ELEMENTS) -> Variant:
+def variant(
+    name: str, tile_elements: int = TILE_ELEMENTS, step_elements: int = STEP_ELEMENTS
+) -> Variant:
     """The one of this name."""
-    return next(found for found in variants(tile_elements) if found.name == name)
+    known = variants(tile_elements, step_elements)
+    return next(found for found in known if found.name == name)
 
 
 @cache
-def variants(tile_elements: int = TILE_ELEMENTS) -> tuple[Variant, ...]:
-    """All of them, for tiles of this many elements: a power of two from 1024 to 65536."""
+def variants(
+    tile_elements: int = TILE_ELEMENTS, step_elements: int = STEP_ELEMENTS
+) -> tuple[Variant, ...]:
+    """All of them, for tiles of this many elements, a power of two from 1024 to 65536, and steps of
+    so many, at least a block and at most a tile."""
     found = []
     for name, width in _BLOCK_CODECS.items():
         for log2 in _LOG2_BLOCKS:
-            rows = {"ROWS": tile_elements >> log2, "LOG2": log2}
+            rows = _rows(log2, tile_elements, step_elements)
             constexprs = {"CODEC": CODEC_IDS[name], "WIDTH": width, **rows}
             found += _pair(blocks.encode_blocks, blocks.decode_blocks, name, log2, constexprs)
-    rows = {"ROWS": tile_elements >> _LOG2_PLAIN, "LOG2": _LOG2_PLAIN}
+    rows = _rows(_LOG2_PLAIN, tile_elements, step_elements)
     for name in _PLAIN_CODECS:
         constexprs = {"CODEC": CODEC_IDS[name], **rows}
         found += _pair(plain.encode_plain, plain.decode_plain, name, 0, constexprs)
@@ -88,31 +95,37 @@ def topk_encode() -> tuple[str, ...]:
 _NAMES = {id_: name for name, id_ in CODEC_IDS.items()}
 
 
+def _rows(log2: int, tile_elements: int, step_elements: int) -> dict[str, int]:
+    step = max(min(step_elements, tile_elements), 1 << log2)
+    return {"STEPS": tile_elements // step, "ROWS": step >> log2, "LOG2": log2}
+
+
 def _pair(
     encode: Any, decode: Any, codec: str, log2: int, constexprs: dict[str, int]
 ) -> list[Variant]:
     names = (variant_name(call, CODEC_IDS[codec], 1 << log2 if log2 else 0) for call in _CALLS)
     encode_name, decode_name = names
+    warps = 2 if log2 == _LOG2_BLOCKS[-1] else 1
     return [
-        Variant(encode_name, encode, ENCODE_ARGUMENTS, constexprs, num_warps=1),
-        Variant(decode_name, decode, DECODE_ARGUMENTS, constexprs, num_warps=1),
+        Variant(encode_name, encode, ENCODE_ARGUMENTS, constexprs, num_warps=warps),
+        Variant(decode_name, decode, DECODE_ARGUMENTS, constexprs, num_warps=warps),
     ]
 
 
 def _topk(tile_elements: int) -> list[Variant]:
     rows = {"ROWS": tile_elements >> _LOG2_PLAIN, "LOG2": _LOG2_PLAIN}
     digits = [
-        Variant(name, topk.topk_digit, ENCODE_ARGUMENTS, {"DIGIT": i, **rows}, num_warps=4)
+        Variant(name, topk.topk_digit, ENCODE_ARGUMENTS, {"DIGIT": i, **rows}, num_warps=8)
         for i, name in enumerate(topk_encode()[:TOPK_DIGITS])
     ]
     chunk = {"CHUNK": _CHUNK}
     sizes = {"TILE": tile_elements, **chunk}
     return [
         *digits,
-        Variant("topk_count", topk.topk_count, ENCODE_ARGUMENTS, rows, num_warps=4),
-        Variant("topk_share", topk.topk_share, ENCODE_ARGUMENTS, chunk, num_warps=4),
-        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=4),
-        Variant("decode_topk", topk_decode.decode_topk, DECODE_ARGUMENTS, sizes, num_warps=4),
+        Variant("topk_count", topk.topk_count, ENCODE_ARGUMENTS, rows, num_warps=8),
+        Variant("topk_share", topk.topk_share, ENCODE_ARGUMENTS, chunk, num_warps=8),
+        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=8),
+        Variant("decode_topk", topk_decode.decode_topk, DECODE_ARGUMENTS, sizes, num_warps=8),
     ]
 
 
