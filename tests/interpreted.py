@@ -10,6 +10,8 @@ import importlib.util
 import os
 from collections.abc import Sequence
 
+import torch
+
 from zcomm.kernels.base import KernelLayout
 
 NO_TRITON = "triton not found: its kernels are not interpreted"
@@ -24,6 +26,8 @@ def new_kernels(name: str) -> object:
     from zcomm.kernels.triton import TritonKernels
 
     class Interpreted(TritonKernels):
+        step_elements = TILES[-1]
+
         def tile_elements(self, layout: KernelLayout) -> int:
             most = max((s.numel for s in layout.segments), default=0)
             return next((tile for tile in TILES if tile >= most), TILES[-1])
@@ -37,8 +41,12 @@ def launch(variant: object, programs: int, arguments: Sequence[int]) -> None:
     from zcomm.kernels.triton.launch import launch as start
 
     patch_once()
+    # A device does not know of the mode of the CPU's threads.
+    flushing = bool(torch.tensor([1e-40]).mul(0.5).view(torch.int32).eq(0))
+    torch.set_flush_denormal(False)
     with numpy.errstate(all="ignore"):  # NaN and infinities are among the inputs
         start(variant, programs, arguments)
+    torch.set_flush_denormal(flushing)
 
 
 def patch_once() -> None:

@@ -28,10 +28,14 @@ def test_one_call_serves_segments_of_all_codecs() -> None:
     assert_same_outcome(encode(layout, grad, residuals, NAME), expected, "all codecs")
 
 
-@pytest.mark.parametrize("tile", [1024, 4096, 65536])
+@pytest.mark.parametrize(
+    ("tile", "step"), [(1024, 256), (2048, 1024), (4096, 4096), (65536, 65536)]
+)
 @pytest.mark.parametrize("spec", ["int4", "lm3:block=1024", "none", "topk:0.3"])
-def test_tile_size_changes_nothing(spec: str, tile: int) -> None:
+def test_tile_size_changes_nothing(spec: str, tile: int, step: int) -> None:
     class Tiled(TritonKernels):
+        step_elements = step  # type: ignore[assignment]
+
         def tile_elements(self, layout: KernelLayout) -> int:
             return tile
 

@@ -100,8 +100,8 @@ BUGS = [
         "the tree adds neighbours",
         "sign",
         "block.py",
-        "tl.sum(tl.reshape(t, (ROWS, 2, 1 << (LOG2 - 1 - i))), 1)",
-        "tl.sum(tl.reshape(t, (ROWS, 1 << (LOG2 - 1 - i), 2)), 2)",
+        "pairs = tl.reshape(t, (ROWS, 1 << i, 2, 1 << (LOG2 - 1 - i)))",
+        "pairs = tl.reshape(t, (ROWS, 1 << (LOG2 - 1 - i), 2, 1 << i))",
     ),
     Bug(
         "words of the checksum weigh too little",

@@ -20,10 +20,17 @@ def absmax(v: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def tree(t: tl.tensor, ROWS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
-    """The sum of each row by halving strides: t_i + t_(i + b/2), then b/4, ..., 1."""
+    """The sum of each row by halving strides: t_i + t_(i + b/2), then b/4, ..., 1.
+
+    Both elements of a pair become their sum, so that in the end all of a row have the row's. (Of
+    halves that shrink, the last would be in no lane's own register, and the compiler might make all
+    that depends on it so.)
+    """
     for i in tl.static_range(LOG2):
-        t = tl.sum(tl.reshape(t, (ROWS, 2, 1 << (LOG2 - 1 - i))), 1)
-    return tl.reshape(t, (ROWS,))
+        pairs = tl.reshape(t, (ROWS, 1 << i, 2, 1 << (LOG2 - 1 - i)))
+        sums = tl.expand_dims(tl.sum(pairs, 2), 2)
+        t = tl.reshape(tl.broadcast_to(sums, pairs.shape), (ROWS, 1 << LOG2))
+    return from_bits(tl.max(bits(t), 1))
 
 
 @triton.jit

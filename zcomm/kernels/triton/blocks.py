@@ -1,4 +1,4 @@
-"""The kernels of codecs with blocks: a program encodes or decodes ROWS blocks of 2^LOG2 elements.
+"""The kernels of codecs with blocks: a program takes STEPS times ROWS blocks of 2^LOG2 elements.
 
 What differs between codecs is in uniform.py (int8, int4), fp8.py, lm.py and sign.py.
 """
@@ -27,7 +27,9 @@ from zcomm.kernels.triton.frame import (
     FAULT_PADDING,
     FAULT_SCALE,
     NO_FAULT,
-    add_sum,
+    PARTS,
+    add_part,
+    add_parts,
     finish_decode,
     finish_encode,
     refuse_body,
@@ -88,29 +90,28 @@ def quantise(
         return lm.quantise(tables, v, peak, m, WIDTH, ROWS, LOG2)
 
 
-@triton.jit(do_not_specialize=ENCODE_ARGUMENTS)
-def encode_blocks(
-    tables: tl.int64,
-    tiles: tl.int64,
-    scratch: tl.int64,
-    grad: tl.int64,
-    wire: tl.int64,
-    residual_in: tl.int64,
-    residual_out: tl.int64,
-    prescale: tl.int64,
-    flags: tl.int64,
+@triton.jit
+def encode_rows(
+    tables: tl.tensor,
+    grad: tl.tensor,
+    wire: tl.tensor,
+    residual_in: tl.tensor,
+    residual_out: tl.tensor,
+    prescale: tl.tensor,
+    flags: tl.tensor,
+    row: tl.tensor,
+    segment: tl.tensor,
+    kind: tl.tensor,
+    first: tl.tensor,
     CODEC: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
-) -> None:
-    segment, tile = tile_at(tiles)
-    row = segment_at(tables, segment)
-    first = tile * (ROWS << LOG2)
+) -> tl.tensor:
+    """The blocks from element `first` on. Returns their checksum."""
     left = elements_left(row, first, ROWS << LOG2)
     at = places(ROWS, 1 << LOG2)
     valid, m = at < left, block_lengths(left, ROWS, LOG2)
-    kind = residual_kind(tables, scratch, residual_in, segment, flags)
     raw, old = load_residual(residual_in, kind, row, segment, first, at, valid, m, ROWS, LOG2)
     v = load_values(grad, prescale, flags, row, first, at, valid, kind, raw, old)
     peak = absmax(v)
@@ -124,6 +125,36 @@ def encode_blocks(
     store_residual(
         residual_out, kind, row, segment, first, at, valid, m, raw, old, kept, e, ROWS, LOG2
     )
+    return sum
+
+
+@triton.jit(do_not_specialize=ENCODE_ARGUMENTS)
+def encode_blocks(
+    tables: tl.int64,
+    tiles: tl.int64,
+    scratch: tl.int64,
+    grad: tl.int64,
+    wire: tl.int64,
+    residual_in: tl.int64,
+    residual_out: tl.int64,
+    prescale: tl.int64,
+    flags: tl.int64,
+    CODEC: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    LOG2: tl.constexpr,
+) -> None:
+    segment, tile = tile_at(tiles)
+    row = segment_at(tables, segment)
+    kind = residual_kind(tables, scratch, residual_in, segment, flags)
+    sum = tile * 0
+    for step in range(STEPS):
+        first = (tile * STEPS + step) * (ROWS << LOG2)
+        sum += encode_rows(
+            tables, grad, wire, residual_in, residual_out, prescale, flags, row, segment, kind, first,
+            CODEC, WIDTH, ROWS, LOG2,
+        )  # fmt: skip
     if tile + 1 == tl.load(row + TILES):
         store_zeros(wire + tl.load(row + SECTION), tl.load(row + USED))
         clear_residual_paddings(residual_out, kind, row, segment)
@@ -182,6 +213,54 @@ def findings(
     return tl.min(low)
 
 
+@triton.jit
+def decode_rows(
+    tables: tl.tensor,
+    scratch: tl.tensor,
+    wires: tl.tensor,
+    stride: tl.tensor,
+    count: tl.tensor,
+    out: tl.tensor,
+    fault: tl.tensor,
+    verify: tl.tensor,
+    row: tl.tensor,
+    segment: tl.tensor,
+    first: tl.tensor,
+    ends: tl.tensor,
+    parts: tl.tensor,
+    CODEC: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    LOG2: tl.constexpr,
+) -> tl.tensor:
+    """The blocks from element `first` on, the segment's last ones if it `ends` there. Returns the
+    wires' checksums with their parts added."""
+    left = elements_left(row, first, ROWS << LOG2)
+    m = block_lengths(left, ROWS, LOG2)
+    total = tl.full([ROWS, 1 << LOG2], -0.0, tl.float32)  # -0 + x is x
+    for w in range(count):
+        wire = wire_at(wires, stride, w)
+        scale, sum = load_scales(row, wire, first, m, ROWS, LOG2)
+        codes, more = load_codes(row, wire, first, WIDTH, ROWS, LOG2)
+        sum += more
+        low = findings(codes, scale, m, CODEC, WIDTH, LOG2)
+        if ends:
+            nonzero, more = check_padding(row, wire, 0)
+            low = tl.where(nonzero, tl.minimum(low, FAULT_PADDING), low)
+            sum += more
+        refuse_body(fault, w, segment, low)
+        parts = add_part(tables, scratch, tl.load(row + FRAME), w, sum, parts, verify)
+        # A zero block's codes are 0, whatever that stands for.
+        s = scale[:, None]
+        total += tl.where(s == 0, 0.0, value(codes, CODEC, WIDTH) * bf16_value(s))
+    if CODEC >= LM4 and CODEC <= LM2:
+        total = lm.restore(tables, total, m, ROWS, LOG2)
+    at = places(ROWS, 1 << LOG2)
+    to = ints_at(out + (tl.load(row + OFFSET) + first) * 4)
+    tl.store(to + at, bits(canonical(total)), mask=at < left)
+    return parts
+
+
 @triton.jit(do_not_specialize=DECODE_ARGUMENTS)
 def decode_blocks(
     tables: tl.int64,
@@ -195,35 +274,20 @@ def decode_blocks(
     verify: tl.int64,
     CODEC: tl.constexpr,
     WIDTH: tl.constexpr,
+    STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
     segment, tile = tile_at(tiles)
     row = segment_at(tables, segment)
+    parts = tl.zeros([PARTS], tl.int64)
+    for step in range(STEPS):
+        first = (tile * STEPS + step) * (ROWS << LOG2)
+        ends = (tile + 1 == tl.load(row + TILES)) & (step == STEPS - 1)
+        parts = decode_rows(
+            tables, scratch, wires, stride, count, out, fault, verify, row, segment, first, ends,
+            parts, CODEC, WIDTH, ROWS, LOG2,
+        )  # fmt: skip
     frame = tl.load(row + FRAME)
-    first = tile * (ROWS << LOG2)
-    left = elements_left(row, first, ROWS << LOG2)
-    m = block_lengths(left, ROWS, LOG2)
-    ends = tile + 1 == tl.load(row + TILES)
-    total = tl.full([ROWS, 1 << LOG2], -0.0, tl.float32)  # -0 + x is x
-    for w in range(count):
-        wire = wire_at(wires, stride, w)
-        scale, sum = load_scales(row, wire, first, m, ROWS, LOG2)
-        codes, more = load_codes(row, wire, first, WIDTH, ROWS, LOG2)
-        sum += more
-        low = findings(codes, scale, m, CODEC, WIDTH, LOG2)
-        if ends:
-            nonzero, more = check_padding(row, wire, 0)
-            low = tl.where(nonzero, tl.minimum(low, FAULT_PADDING), low)
-            sum += more
-        refuse_body(fault, w, segment, low)
-        add_sum(tables, scratch, frame, w, sum, verify)
-        # A zero block's codes are 0, whatever that stands for.
-        s = scale[:, None]
-        total += tl.where(s == 0, 0.0, value(codes, CODEC, WIDTH) * bf16_value(s))
-    if CODEC >= LM4 and CODEC <= LM2:
-        total = lm.restore(tables, total, m, ROWS, LOG2)
-    at = places(ROWS, 1 << LOG2)
-    to = ints_at(out + (tl.load(row + OFFSET) + first) * 4)
-    tl.store(to + at, bits(canonical(total)), mask=at < left)
+    add_parts(tables, scratch, frame, count, parts, verify)
     finish_decode(tables, scratch, wires, stride, count, frame, fault, verify)

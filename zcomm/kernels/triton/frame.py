@@ -26,6 +26,9 @@ FAULT_TOPK_VALUE: tl.constexpr = tl.constexpr(10 << 16)
 FAULT_TOPK_ENTRIES: tl.constexpr = tl.constexpr(11 << 16)
 NO_FAULT: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
+# A program sums the checksums of that many wires up before it adds them to the frame's.
+PARTS: tl.constexpr = tl.constexpr(64)
+
 HAS_CHECKSUM: tl.constexpr = tl.constexpr(1 << 56)  # in a header's first word
 
 
@@ -113,6 +116,38 @@ def add_sum(
     if verify:
         frames = tl.load(words_at(tables) + FRAMES)
         tl.atomic_add(words_at(scratch) + frames * (w + 1) + frame, sum)
+
+
+@triton.jit
+def add_part(
+    tables: tl.tensor,
+    scratch: tl.tensor,
+    frame: tl.tensor,
+    w: tl.tensor,
+    sum: tl.tensor,
+    parts: tl.tensor,
+    verify: tl.tensor,
+) -> tl.tensor:
+    """The program's checksums, that of wire w raised; of a later wire the frame's is, at once."""
+    if w >= PARTS:
+        add_sum(tables, scratch, frame, w, sum, verify)
+    return parts + tl.where(tl.arange(0, PARTS) == w, sum, 0)
+
+
+@triton.jit
+def add_parts(
+    tables: tl.tensor,
+    scratch: tl.tensor,
+    frame: tl.tensor,
+    count: tl.tensor,
+    parts: tl.tensor,
+    verify: tl.tensor,
+) -> None:
+    if verify:
+        frames = tl.load(words_at(tables) + FRAMES)
+        w = tl.arange(0, PARTS)
+        tl.atomic_add(words_at(scratch) + frames * (w + 1) + frame, parts, mask=w < count)
+        tl.debug_barrier()  # before one lane says that all is done
 
 
 @triton.jit

@@ -35,6 +35,11 @@ class TritonKernels:
         self._launch = launch or on_device
         self._registry = registry
 
+    @property
+    def step_elements(self) -> int:
+        """How many of them at once: of no influence either."""
+        return self._registry.STEP_ELEMENTS
+
     def tile_elements(self, layout: KernelLayout) -> int:
         """How many elements a program works on: of no influence on any result."""
         return self._registry.TILE_ELEMENTS
@@ -108,7 +113,7 @@ class TritonKernels:
 
     def _find_idle(self, state: _State, stream: Stream, call: tuple[int, ...]) -> None:
         table = state.memory.table(state.plan.table, stream)
-        variant = self._registry.variant("find_idle", state.plan.tile_elements)
+        variant = self._variant("find_idle", state.plan)
         self._launch(variant, state.plan.segments, (table, 0, *call))
 
     def _run(self, state: _State, what: str, stream: Stream, call: tuple[int, ...]) -> None:
@@ -117,8 +122,11 @@ class TritonKernels:
         for group in state.plan.groups:
             tiles = table + _WORD * (state.plan.tiles_at + len(TILE) * group.first_tile)
             for name in self._names(what, group):
-                variant = self._registry.variant(name, state.plan.tile_elements)
+                variant = self._variant(name, state.plan)
                 self._launch(variant, group.tiles, (table, tiles, *call))
+
+    def _variant(self, name: str, plan: Plan) -> Any:
+        return self._registry.variant(name, plan.tile_elements, self.step_elements)
 
     def _names(self, what: str, group: Group) -> tuple[str, ...]:
         if what == "encode" and group.codec == CODEC_IDS["topk"]:

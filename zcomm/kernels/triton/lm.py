@@ -60,18 +60,12 @@ def flip(x: tl.tensor, sign: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def floor(x: tl.tensor) -> tl.tensor:
-    """Of numbers below 2^22. The compiler's own takes subnormal numbers for 0."""
-    nearest = (x + 12582912.0) - 12582912.0
-    return nearest - (nearest > x).to(tl.float32)
-
-
-@triton.jit
 def cells(steps: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
     """Codes, which count up from the lowest level. A NaN, of a zero block, is not converted."""
-    floored = floor(steps)
-    clamped = tl.where(floored > -128.0, tl.minimum(floored, 127.0), -128.0)
-    t = clamped.to(tl.int32)
+    clamped = tl.where(steps > -128.0, tl.minimum(steps, 127.0), -128.0)
+    # Rounded down by hand: compiled, tl.floor takes subnormal numbers for 0.
+    cut = clamped.to(tl.int32)
+    t = cut - (cut.to(tl.float32) > clamped).to(tl.int32)
     size = tl.where(t < 0, -1 - t, t)
     cell = t * 0
     for i in tl.static_range((1 << WIDTH) // 2 - 1):

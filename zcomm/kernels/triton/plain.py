@@ -23,7 +23,9 @@ from zcomm.kernels.triton.bits import (
 from zcomm.kernels.triton.frame import (
     FAULT_PADDING,
     NO_FAULT,
-    add_sum,
+    PARTS,
+    add_part,
+    add_parts,
     finish_decode,
     finish_encode,
     part,
@@ -108,7 +110,7 @@ def write_residual(
 
 
 @triton.jit
-def encode_tile(
+def encode_rows(
     tables: tl.tensor,
     scratch: tl.tensor,
     grad: tl.tensor,
@@ -118,15 +120,14 @@ def encode_tile(
     prescale: tl.tensor,
     flags: tl.tensor,
     segment: tl.tensor,
-    tile: tl.tensor,
+    row: tl.tensor,
+    first: tl.tensor,
     CODEC: tl.constexpr,
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the tile's checksum."""
+    """The rows from element `first` on. Returns their checksum."""
     NBYTES: tl.constexpr = 4 if CODEC == NONE else 2
-    row = segment_at(tables, segment)
-    first = tile * (ROWS << LOG2)
     left = elements_left(row, first, ROWS << LOG2)
     at = places(ROWS, 1 << LOG2)
     valid, m = at < left, block_lengths(left, ROWS, LOG2)
@@ -144,9 +145,6 @@ def encode_tile(
         tl.store(ints_at(address) + at, codes, mask=valid)
     else:
         tl.store(shorts_at(address) + at, codes.to(tl.uint16), mask=valid)
-    if tile + 1 == tl.load(row + TILES):
-        store_zeros(wire + tl.load(row + SECTION), tl.load(row + USED))
-        clear_residual_paddings(residual_out, kind, row, segment)
     pieces = tl.where(valid, codes.to(tl.int64) & 0xFFFFFFFF, 0)
     return tl.sum(part(pieces, section_byte(row, 0, first * NBYTES) + at * NBYTES))
 
@@ -163,22 +161,30 @@ def encode_plain(
     prescale: tl.int64,
     flags: tl.int64,
     CODEC: tl.constexpr,
+    STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
     segment, tile = tile_at(tiles)
     frame, sum = tile, tile * 0
     if segment >= 0:
-        frame = tl.load(segment_at(tables, segment) + FRAME)
-        sum = encode_tile(
-            tables, scratch, grad, wire, residual_in, residual_out, prescale, flags, segment, tile,
-            CODEC, ROWS, LOG2,
-        )  # fmt: skip
+        row = segment_at(tables, segment)
+        frame = tl.load(row + FRAME)
+        for step in range(STEPS):
+            first = (tile * STEPS + step) * (ROWS << LOG2)
+            sum += encode_rows(
+                tables, scratch, grad, wire, residual_in, residual_out, prescale, flags, segment, row,
+                first, CODEC, ROWS, LOG2,
+            )  # fmt: skip
+        if tile + 1 == tl.load(row + TILES):
+            kind = residual_kind(tables, scratch, residual_in, segment, flags)
+            store_zeros(wire + tl.load(row + SECTION), tl.load(row + USED))
+            clear_residual_paddings(residual_out, kind, row, segment)
     finish_encode(tables, scratch, wire, frame, sum, flags & CHECKSUM)
 
 
 @triton.jit
-def decode_tile(
+def decode_rows(
     tables: tl.tensor,
     scratch: tl.tensor,
     wires: tl.tensor,
@@ -188,19 +194,20 @@ def decode_tile(
     fault: tl.tensor,
     verify: tl.tensor,
     segment: tl.tensor,
-    tile: tl.tensor,
+    row: tl.tensor,
+    first: tl.tensor,
+    ends: tl.tensor,
+    parts: tl.tensor,
     CODEC: tl.constexpr,
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
-) -> None:
+) -> tl.tensor:
+    """The rows from element `first` on, the segment's last ones if it `ends` there. Returns the
+    wires' checksums with their parts added."""
     NBYTES: tl.constexpr = 4 if CODEC == NONE else 2
-    row = segment_at(tables, segment)
-    frame = tl.load(row + FRAME)
-    first = tile * (ROWS << LOG2)
     left = elements_left(row, first, ROWS << LOG2)
     at = places(ROWS, 1 << LOG2)
     place = section_byte(row, 0, first * NBYTES) + at * NBYTES
-    ends = tile + 1 == tl.load(row + TILES)
     total = tl.full([ROWS, 1 << LOG2], -0.0, tl.float32)  # -0 + x is x
     for w in range(count):
         wire = wire_at(wires, stride, w)
@@ -214,10 +221,11 @@ def decode_tile(
             nonzero, more = check_padding(row, wire, 0)
             refuse_body(fault, w, segment, tl.where(nonzero, FAULT_PADDING, NO_FAULT))
             sum += more
-        add_sum(tables, scratch, frame, w, sum, verify)
+        parts = add_part(tables, scratch, tl.load(row + FRAME), w, sum, parts, verify)
         total += value(codes, CODEC)
     to = ints_at(out + (tl.load(row + OFFSET) + first) * 4)
     tl.store(to + at, bits(canonical(total)), mask=at < left)
+    return parts
 
 
 @triton.jit(do_not_specialize=DECODE_ARGUMENTS)
@@ -232,15 +240,22 @@ def decode_plain(
     fault: tl.int64,
     verify: tl.int64,
     CODEC: tl.constexpr,
+    STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
     segment, tile = tile_at(tiles)
     frame = tile
     if segment >= 0:
-        frame = tl.load(segment_at(tables, segment) + FRAME)
-        decode_tile(
-            tables, scratch, wires, stride, count, out, fault, verify, segment, tile,
-            CODEC, ROWS, LOG2,
-        )  # fmt: skip
+        row = segment_at(tables, segment)
+        frame = tl.load(row + FRAME)
+        parts = tl.zeros([PARTS], tl.int64)
+        for step in range(STEPS):
+            first = (tile * STEPS + step) * (ROWS << LOG2)
+            ends = (tile + 1 == tl.load(row + TILES)) & (step == STEPS - 1)
+            parts = decode_rows(
+                tables, scratch, wires, stride, count, out, fault, verify, segment, row, first, ends,
+                parts, CODEC, ROWS, LOG2,
+            )  # fmt: skip
+        add_parts(tables, scratch, frame, count, parts, verify)
     finish_decode(tables, scratch, wires, stride, count, frame, fault, verify)

@@ -10,10 +10,13 @@ from typing import Any
 
 from zcomm.kernels.triton import blocks, idle, plain, topk, topk_decode, topk_write
 from zcomm.kernels.triton.arguments import ARGUMENT_TYPE, DECODE_ARGUMENTS, ENCODE_ARGUMENTS
-from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS
+from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS, topk_tile_elements
 from zcomm.wire import CODEC_IDS
 
-TILE_ELEMENTS = 4096
+# A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
+# shared memory. Two warps share blocks of 1024.
+TILE_ELEMENTS = 2048
+STEP_ELEMENTS = 256
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
 
 _LOG2_BLOCKS = range(5, 11)
@@ -47,25 +50,31 @@ class Variant:
 
 
 @cache
-def variant(name: str, tile_elements: int = TILE_ELEMENTS) -> Variant:
+def variant(
+    name: str, tile_elements: int = TILE_ELEMENTS, step_elements: int = STEP_ELEMENTS
+) -> Variant:
     """The one of this name."""
-    return next(found for found in variants(tile_elements) if found.name == name)
+    known = variants(tile_elements, step_elements)
+    return next(found for found in known if found.name == name)
 
 
 @cache
-def variants(tile_elements: int = TILE_ELEMENTS) -> tuple[Variant, ...]:
-    """All of them, for tiles of this many elements: a power of two from 1024 to 65536."""
+def variants(
+    tile_elements: int = TILE_ELEMENTS, step_elements: int = STEP_ELEMENTS
+) -> tuple[Variant, ...]:
+    """All of them, for tiles of this many elements, a power of two from 1024 to 65536, and steps of
+    so many, at least a block and at most a tile."""
     found = []
     for name, width in _BLOCK_CODECS.items():
         for log2 in _LOG2_BLOCKS:
-            rows = {"ROWS": tile_elements >> log2, "LOG2": log2}
+            rows = _rows(log2, tile_elements, step_elements)
             constexprs = {"CODEC": CODEC_IDS[name], "WIDTH": width, **rows}
             found += _pair(blocks.encode_blocks, blocks.decode_blocks, name, log2, constexprs)
-    rows = {"ROWS": tile_elements >> _LOG2_PLAIN, "LOG2": _LOG2_PLAIN}
+    rows = _rows(_LOG2_PLAIN, tile_elements, step_elements)
     for name in _PLAIN_CODECS:
         constexprs = {"CODEC": CODEC_IDS[name], **rows}
         found += _pair(plain.encode_plain, plain.decode_plain, name, 0, constexprs)
-    return (*found, *_topk(tile_elements, rows), _idle(tile_elements))
+    return (*found, *_topk(topk_tile_elements(tile_elements)), _idle(tile_elements))
 
 
 def variant_name(call: str, codec: int, block: int) -> str:
@@ -86,18 +95,25 @@ def topk_encode() -> tuple[str, ...]:
 _NAMES = {id_: name for name, id_ in CODEC_IDS.items()}
 
 
+def _rows(log2: int, tile_elements: int, step_elements: int) -> dict[str, int]:
+    step = max(min(step_elements, tile_elements), 1 << log2)
+    return {"STEPS": tile_elements // step, "ROWS": step >> log2, "LOG2": log2}
+
+
 def _pair(
     encode: Any, decode: Any, codec: str, log2: int, constexprs: dict[str, int]
 ) -> list[Variant]:
     names = (variant_name(call, CODEC_IDS[codec], 1 << log2 if log2 else 0) for call in _CALLS)
     encode_name, decode_name = names
+    warps = 2 if log2 == _LOG2_BLOCKS[-1] else 1
     return [
-        Variant(encode_name, encode, ENCODE_ARGUMENTS, constexprs, num_warps=8),
-        Variant(decode_name, decode, DECODE_ARGUMENTS, constexprs, num_warps=8),
+        Variant(encode_name, encode, ENCODE_ARGUMENTS, constexprs, num_warps=warps),
+        Variant(decode_name, decode, DECODE_ARGUMENTS, constexprs, num_warps=warps),
     ]
 
 
-def _topk(tile_elements: int, rows: dict[str, int]) -> list[Variant]:
+def _topk(tile_elements: int) -> list[Variant]:
+    rows = {"ROWS": tile_elements >> _LOG2_PLAIN, "LOG2": _LOG2_PLAIN}
     digits = [
         Variant(name, topk.topk_digit, ENCODE_ARGUMENTS, {"DIGIT": i, **rows}, num_warps=8)
         for i, name in enumerate(topk_encode()[:TOPK_DIGITS])
@@ -114,5 +130,5 @@ def _topk(tile_elements: int, rows: dict[str, int]) -> list[Variant]:
 
 
 def _idle(tile_elements: int) -> Variant:
-    chunk = {"CHUNK": tile_elements}
+    chunk = {"CHUNK": 4 * tile_elements}
     return Variant("find_idle", idle.find_idle, ENCODE_ARGUMENTS, chunk, num_warps=8)
