@@ -83,6 +83,7 @@ int cuModuleLoadData(void** module, const char* image) {
 }
 
 int cuModuleGetFunction(void** function, void* module, const char* name) {
+  if (!current) return kInvalidContext;
   *function = dlsym(module, name);
   return *function ? 0 : kNotFound;
 }

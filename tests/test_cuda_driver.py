@@ -75,6 +75,18 @@ def test_a_refused_call_names_the_function(library: str) -> None:
         driver._call("cuInit", 7)
 
 
+def test_a_kernel_that_an_image_does_not_have_is_an_error() -> None:
+    if emulated_driver.absent():
+        pytest.skip(emulated_driver.absent())
+    driver = Driver(str(emulated_driver.library()))
+    ptx = emulated_driver.ptx_of(nvrtc.Unit("idle", 0), 80)
+    emulated_driver.build(ptx)
+    (function,) = driver.load(ptx, ["zc_find_idle"], 0)
+    assert function
+    with pytest.raises(RuntimeError, match=r"cuModuleGetFunction: .* CUDA_ERROR_NOT_FOUND"):
+        driver.load(ptx, ["zc_find_idle", "zc_other"], 0)
+
+
 def test_a_kernel_that_was_not_loaded_is_an_error(library: str) -> None:
     launcher = Driver(library).launcher(0)
     with pytest.raises(

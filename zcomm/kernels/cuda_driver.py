@@ -7,6 +7,7 @@ Its library comes with the GPU's driver, not with torch or CUDA. What is launche
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
@@ -42,21 +43,20 @@ class Driver:
         self._call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
 
-    def load(self, image: bytes, ordinal: int) -> int:
-        """A module of machine code or PTX on a device."""
-        module = ctypes.c_void_p()
+    def load(self, image: bytes, symbols: Sequence[str], ordinal: int) -> list[int]:
+        """The kernels of these names, from machine code or PTX, on a device."""
         self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(self.context(ordinal)))
         try:
+            module = ctypes.c_void_p()
             self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
+            return [self._function(module, symbol) for symbol in symbols]
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        return int(module.value or 0)
 
-    def function(self, module: int, symbol: str) -> int:
-        """A kernel of a module."""
+    def _function(self, module: ctypes.c_void_p, symbol: str) -> int:
         function = ctypes.c_void_p()
         name = ctypes.c_char_p(symbol.encode())
-        self._call("cuModuleGetFunction", ctypes.byref(function), ctypes.c_void_p(module), name)
+        self._call("cuModuleGetFunction", ctypes.byref(function), module, name)
         return int(function.value or 0)
 
     def context(self, ordinal: int) -> int:

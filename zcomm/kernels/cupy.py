@@ -54,11 +54,14 @@ class CupyKernels(CudaKernels):
         return found
 
     def _load(self, launcher: Any, unit: Unit, device: torch.device) -> None:
-        ordinal = device.index or 0
-        module = self._driver.load(self._images(unit, device), ordinal)
-        for kernel, (symbol, file, rows) in enumerate(self._core.KERNELS):
-            if unit == (file, rows):
-                launcher.set_function(kernel, self._driver.function(module, symbol))
+        symbols = {
+            symbol: kernel
+            for kernel, (symbol, file, rows) in enumerate(self._core.KERNELS)
+            if unit == (file, rows)
+        }
+        functions = self._driver.load(self._images(unit, device), [*symbols], device.index or 0)
+        for kernel, function in zip(symbols.values(), functions):
+            launcher.set_function(kernel, function)
 
 
 def _image(unit: Unit, device: torch.device) -> bytes:
