@@ -6,6 +6,7 @@ A part of the contract, which `make gpu-proof` runs whole: all codecs in fp32, t
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from contract_data import (
     reference,
     run_case,
 )
+from test_gpu_mutations import BUGS, assert_found, planted
 from zcomm import Layout, Residuals, Segment, WireError, codec, kernels
-from zcomm.kernels import cuda_driver
+from zcomm.kernels import cuda_driver, nvrtc
 from zcomm.kernels.nvrtc import Unit
 
 NAME = "cupy:nvrtc80"
@@ -115,6 +117,18 @@ def test_only_what_a_layout_needs_is_compiled_and_once() -> None:
     for spec in ("int8", "int8", "int8:block=32", "topk:0.5"):
         codec(spec).encode(x, kernels="cupy:asked")
     assert asked == [Unit("idle", 0), Unit("int8", 1), Unit("topk", 0), Unit("topk_decode", 0)]
+
+
+def test_a_planted_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the sources that NVRTC gets: additions in another order."""
+    bug = BUGS[-1]
+    monkeypatch.setattr(nvrtc, "SOURCES", planted(tmp_path, bug.codec, bug))
+    nvrtc._headers.cache_clear()
+    kernels.register("cupy:planted", emulated_driver.kernel_set("cupy:planted", 80))
+    try:
+        assert_found("cupy:planted", bug.codec)
+    finally:
+        nvrtc._headers.cache_clear()
 
 
 def test_an_image_that_the_driver_refuses_is_an_error() -> None:
