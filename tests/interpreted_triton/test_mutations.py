@@ -157,7 +157,7 @@ def compare(name: str, codec: str) -> None:
     for case in SOME:
         got = run_case(name, codec, torch.float32, torch.float32, case)
         assert_same_outcome(got, reference(codec, torch.float32, torch.float32, case), case)
-    means = means_at_ties(128 * 16)
+    means = means_at_ties(128 * 64)
     assert_same_outcome(run(name, codec, means, None), run("reference", codec, means, None), "ties")
 
 

@@ -20,7 +20,7 @@
 - `signature`: the types of all parameters, as `triton.compiler.ASTSource` takes them;
 - `options`: the compiler's: `num_warps`, and no fusion of multiplies and adds.
 
-A grid has one dimension. The sizes of tiles and of steps (see registry.py) are in the constexprs and
+A grid has one dimension. The sizes of tiles and steps (registry.py) are in the constexprs and
 change no result.
 
 **The launch layer.** `TritonKernels(name, launch)` starts everything through

@@ -152,8 +152,8 @@ def encode_blocks(
     for step in range(STEPS):
         first = (tile * STEPS + step) * (ROWS << LOG2)
         sum += encode_rows(
-            tables, grad, wire, residual_in, residual_out, prescale, flags, row, segment, kind, first,
-            CODEC, WIDTH, ROWS, LOG2,
+            tables, grad, wire, residual_in, residual_out, prescale, flags, row, segment, kind,
+            first, CODEC, WIDTH, ROWS, LOG2,
         )  # fmt: skip
     if tile + 1 == tl.load(row + TILES):
         store_zeros(wire + tl.load(row + SECTION), tl.load(row + USED))

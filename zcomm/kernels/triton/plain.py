@@ -173,8 +173,8 @@ def encode_plain(
         for step in range(STEPS):
             first = (tile * STEPS + step) * (ROWS << LOG2)
             sum += encode_rows(
-                tables, scratch, grad, wire, residual_in, residual_out, prescale, flags, segment, row,
-                first, CODEC, ROWS, LOG2,
+                tables, scratch, grad, wire, residual_in, residual_out, prescale, flags, segment,
+                row, first, CODEC, ROWS, LOG2,
             )  # fmt: skip
         if tile + 1 == tl.load(row + TILES):
             kind = residual_kind(tables, scratch, residual_in, segment, flags)
@@ -254,8 +254,8 @@ def decode_plain(
             first = (tile * STEPS + step) * (ROWS << LOG2)
             ends = (tile + 1 == tl.load(row + TILES)) & (step == STEPS - 1)
             parts = decode_rows(
-                tables, scratch, wires, stride, count, out, fault, verify, segment, row, first, ends,
-                parts, CODEC, ROWS, LOG2,
+                tables, scratch, wires, stride, count, out, fault, verify, segment, row, first,
+                ends, parts, CODEC, ROWS, LOG2,
             )  # fmt: skip
         add_parts(tables, scratch, frame, count, parts, verify)
     finish_decode(tables, scratch, wires, stride, count, frame, fault, verify)
