@@ -29,13 +29,18 @@ class CompiledVariant(Protocol):
 
 @dataclass(frozen=True)
 class Use:
-    """Registers of a thread, and what did not fit: bytes of stack, and spilled registers (AMD)."""
+    """Registers of a thread, and what did not fit: bytes of stack, and spilled registers (AMD).
+
+    AMD's scalar registers spill into lanes of vector registers, not into memory; `scalar_spills`
+    are those that did.
+    """
 
     variant: str
     target: str
     registers: int
     stack: int
     spills: int = 0
+    scalar_spills: int = 0
 
     @property
     def failure(self) -> str:
@@ -66,13 +71,13 @@ def _amd(target: str, one: CompiledVariant) -> Use:
         (value,) = re.findall(rf"^\s*\.{name}:\s*(\d+)\s*$", text, re.M)
         return int(value)
 
-    spills = figure("vgpr_spill_count") + figure("sgpr_spill_count")
     stack = figure("private_segment_fixed_size")
-    return Use(one.variant, target, figure("vgpr_count"), stack, spills)
+    spills = figure("vgpr_spill_count"), figure("sgpr_spill_count")
+    return Use(one.variant, target, figure("vgpr_count"), stack, *spills)
 
 
 def rows(found: Iterable[Use]) -> Iterator[tuple[str, ...]]:
-    """A table: variants down, targets across, registers and what did not fit."""
+    """A table: variants down, targets across; registers, and bytes or (scalar ones) that spill."""
     by_variant: dict[str, dict[str, Use]] = {}
     for use in found:
         by_variant.setdefault(use.variant, {})[use.target] = use
@@ -83,4 +88,5 @@ def rows(found: Iterable[Use]) -> Iterator[tuple[str, ...]]:
 
 
 def _cell(use: Use) -> str:
-    return f"{use.registers}" + (f" + {use.stack} B" if use.failure else "")
+    scalar = f" ({use.scalar_spills})" if use.scalar_spills else ""
+    return f"{use.registers}" + (f" + {use.stack} B" if use.failure else scalar)

@@ -27,7 +27,7 @@ FAULT_TOPK_ENTRIES: tl.constexpr = tl.constexpr(11 << 16)
 NO_FAULT: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 # A program sums the checksums of that many wires up before it adds them to the frame's.
-PARTS: tl.constexpr = tl.constexpr(64)
+PARTS: tl.constexpr = tl.constexpr(32)
 
 HAS_CHECKSUM: tl.constexpr = tl.constexpr(1 << 56)  # in a header's first word
 
