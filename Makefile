@@ -19,9 +19,10 @@ CLANG_FORMAT_FILES := $(shell find csrc \( -name "*.cpp" -o -name "*.h" -o -name
 
 .PHONY: test test-integrations gpu-proof gpu-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint format sanitize gpu-sanitize avx512-proof clean
 
-# The CUDA kernels' PTX is made into a module for the emulator first, where there is nvcc.
+# The CUDA kernels' PTX is made into modules for the emulator first: nvcc's where that is, NVRTC's, and what Triton compiles.
 test: $(VENV)/installed
-	$(BIN)/python tests/emulated.py ptx80
+	$(BIN)/python tests/emulated.py ptx80 nvrtc80:default
+	$(BIN)/python tests/emulated_triton.py --short ptx90
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
 
 # Lightning, Hugging Face's Trainer and Accelerate, in an environment of their own. Nothing is downloaded after that.
@@ -31,7 +32,8 @@ test-integrations: $(FRAMEWORKS)/installed
 # All that can be known about the CUDA kernels without a GPU. See docs/gpu.md.
 GPU_TESTS := tests/test_codec_contract.py tests/test_contract_layouts.py tests/test_hostile_wire.py tests/test_hostile_bodies.py \
     tests/test_idle.py tests/test_rounding.py tests/test_topk_selection.py tests/test_vectors.py
-GPU_KINDS := ptx80 ptx90 ptx100 source
+GPU_KINDS := ptx80 ptx90 ptx100 source nvrtc80 nvrtc90
+TRITON_KINDS := ptx80 ptx90 ptx100 ptx120
 comma := ,
 space := $(subst ,, )
 
@@ -44,12 +46,19 @@ gpu-proof-steps:
 	$(BIN)/python tests/emulated.py $(GPU_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_EMULATED=$(subst $(space),$(comma),$(GPU_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_emulator.py tests/test_ptx.py tests/test_ptx_nvcc.py tests/test_ptx_refusals.py \
-	    tests/test_gpu_gates.py tests/test_gpu_mutations.py tests/test_device_engine.py tests/test_device_failures.py tests/test_streams.py
+	    tests/test_gpu_gates.py tests/test_gpu_mutations.py tests/test_device_engine.py tests/test_device_failures.py tests/test_streams.py \
+	    tests/test_cuda_driver.py tests/test_cupy_contract.py tests/test_image_cache.py
+	OMP_NUM_THREADS=1 ZCOMM_NVRTC_ARCHS=80,90,100 $(BIN)/pytest $(PYTEST_ARGS) --dist load tests/test_nvrtc.py
+	$(BIN)/python tests/emulated_triton.py $(TRITON_KINDS)
+	OMP_NUM_THREADS=1 ZCOMM_TRITON=$(subst $(space),$(comma),$(TRITON_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_triton_ptx.py tests/test_triton_compiled.py tests/test_triton_mutations.py
+	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS) tests/interpreted_triton
 	$(MAKE) --no-print-directory gpu-sanitize
 	$(MAKE) --no-print-directory gpu-report
 
 gpu-report: $(VENV)/installed
 	$(BIN)/python tools/gpu_report.py
+	$(BIN)/python tools/gpu_report.py --triton
 
 demo: $(VENV)/installed
 	$(BIN)/zcomm demo $(DEMO_ARGS)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pybind11
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 CSRC = Path("csrc")
 HEADERS = sorted(CSRC.rglob("*.h"))
@@ -17,16 +18,20 @@ HEADERS = sorted(CSRC.rglob("*.h"))
 WARNINGS = ["-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
 # Code for a major architecture runs on its minor ones; PTX of the last serves those to come.
 CUDA_ARCHS = ("75", "80", "90", "100", "120")
+# Of csrc/cuda, but for hosts only.
+HOST_HEADERS = {f"{stem}.h" for stem in ("bind_device", "device_api", "driver", "launch")}
+HOST_HEADERS |= {f"{stem}.h" for stem in ("kernels", "plan", "symbols")}
 
 
 def core_extension() -> Pybind11Extension:
-    """zcomm._core: the CPU kernels.
+    """zcomm._core: the CPU kernels, and what launches CUDA kernels that are compiled at run time.
 
     No -m flag: the module loads on any CPU of its architecture, and the files of an instruction set
     name it themselves. No contraction: a fused multiply-add rounds once where the wire format
     rounds twice. (pybind11 adds -fvisibility=hidden and -g0.)
     """
     sources = [CSRC / "bind.cpp", *sorted(CSRC.glob("cpu/*.cpp"))]
+    sources += [CSRC / "cuda" / f"{stem}.cpp" for stem in ("plan", "launch", "driver")]
     return Pybind11Extension(
         "zcomm._core",
         [str(path) for path in sources],
@@ -40,7 +45,8 @@ def core_extension() -> Pybind11Extension:
 
 def cuda_extension() -> Extension:
     """zcomm._cuda: the kernels for NVIDIA GPUs, and what launches them."""
-    sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("cuda/*.cpp"))]
+    sources = sorted(CSRC.glob("cuda/*.cu"))
+    sources += [CSRC / "cuda" / f"{stem}.cpp" for stem in ("bind", "plan", "launch", "device_api")]
     sources.append(CSRC / "cpu" / "layout.cpp")
     options = CSRC / "cuda" / "nvcc_options.txt"
     return Extension(
@@ -75,6 +81,30 @@ def cuda_archs(nvcc: str) -> "list[str]":
                 f"{nvcc} knows no others"
             )
     return forced or [arch for arch in CUDA_ARCHS if arch in known]
+
+
+def device_sources() -> "list[Path]":
+    """What kernels are compiled from: the cupy kernel set does that at run time."""
+    patterns = ("codec/*.h", "cuda/*.h", "cuda/*.cu", "cuda/nvcc_options.txt")
+    found = sorted(path for pattern in patterns for path in CSRC.glob(pattern))
+    return [path for path in found if path.name not in HOST_HEADERS]
+
+
+class BuildPy(build_py):
+    """Puts the device sources into the package; the repository has them once, in csrc."""
+
+    def run(self) -> None:
+        super().run()
+        for source in [] if self.editable_mode else device_sources():
+            self.mkpath(str(self._placed(source).parent))
+            self.copy_file(str(source), str(self._placed(source)))
+
+    def get_outputs(self, include_bytecode: bool = True) -> "list[str]":
+        placed = [] if self.editable_mode else map(self._placed, device_sources())
+        return [*super().get_outputs(include_bytecode), *map(str, placed)]
+
+    def _placed(self, source: Path) -> Path:
+        return Path(self.build_lib, "zcomm", "kernels", source)
 
 
 class BuildExt(build_ext):
@@ -129,4 +159,4 @@ if find_nvcc():
     extensions.append(cuda_extension())
 # MAX_JOBS limits the parallel compilers; without it there is one per CPU.
 with ParallelCompile("MAX_JOBS"):
-    setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt})
+    setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt, "build_py": BuildPy})

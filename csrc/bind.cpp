@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 
 #include "cpu/encode.h"
+#include "cuda/bind_device.h"
+#include "cuda/driver.h"
 #include "layout_rows.h"
 
 namespace py = pybind11;
@@ -65,6 +67,25 @@ std::vector<std::string> isa_names(Has has) {
   return names;
 }
 
+// CUDA kernels that come from elsewhere; see zcomm/kernels/cupy.py.
+void bind_driver(py::module_& m) {
+  using zcomm::cuda::Driver;
+  zcomm::cuda::bind_plan(m);
+  zcomm::cuda::bind_device(m);
+  py::class_<Driver, zcomm::cuda::Device>(m, "Driver")
+      .def(py::init([](std::uintptr_t launch, std::uintptr_t error_name, std::uintptr_t set_context,
+                       std::uintptr_t context) {
+        return Driver({launch, error_name, set_context, context});
+      }))
+      .def("set_function", &Driver::set_function)
+      .def("has", &Driver::has);
+  py::list names;
+  for (const auto& name : zcomm::cuda::kKernelNames) {
+    names.append(py::make_tuple(name.symbol, name.file, name.rows));
+  }
+  m.attr("KERNELS") = py::tuple(names);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
@@ -76,4 +97,5 @@ PYBIND11_MODULE(_core, m) {
         [] { return std::pair(zcomm::heap_counter.now(), zcomm::heap_counter.most()); });
   m.def("isas", [] { return isa_names([](int i) { return zcomm::kernels_for(i) != nullptr; }); });
   m.def("built_isas", [] { return isa_names(zcomm::isa_is_built); });
+  bind_driver(m);
 }

@@ -30,6 +30,8 @@ NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 # The generated functions are long and flat: higher levels take minutes and gain little.
 CXX_FLAGS = ("-std=c++17", "-g0", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
 CXX_FLAGS += ("-fvisibility=hidden", "-pthread", "-Wno-unknown-pragmas", "-DZC_EMULATED")
+# Without what the CUDA modules add to it.
+EMULATOR = ("c_api", "simt", "cta", "fiber", "stall", "traffic")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
 
 
@@ -66,7 +68,7 @@ def load(build: Build) -> Any:
 def load_file(path: Path) -> Any:
     # pybind11 gives the same module for the same name, hence one that tells files apart. Python
     # looks for the initialiser of its last part.
-    name = f"{_digest([str(path)])}.{path.stem}"
+    name = f"{digest([str(path)])}.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -77,9 +79,9 @@ def load_file(path: Path) -> Any:
 
 def build_module(build: Build) -> Path:
     """The shared library; its file is named for what it was made from."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool, _locked(build.cache):
+    with ThreadPoolExecutor(os.cpu_count()) as pool, locked(build.cache):
         objects = list(pool.map(lambda source: _object(build, source), _sources(build)))
-        key = _digest([p.name for p in objects])
+        key = digest([p.name for p in objects])
         path = build.cache / f"{build.name}_{key}.so"
         if path.exists():
             return path
@@ -95,7 +97,7 @@ def build_mutant(build: Build, csrc: Path, folder: Path) -> Path:
     mutant = replace(build, csrc=csrc, cache=folder)
     kernels = [_object(mutant, source) for source in mutant.kernel_files()]
     path = folder / "emulated_mutant.so"
-    with _locked(build.cache):
+    with locked(build.cache):
         _link(build, [*kernels, *(_compiled(build, s) for s in _host_sources(build))], path)
     return path
 
@@ -105,6 +107,17 @@ def _link(build: Build, objects: Sequence[Path], path: Path) -> None:
     command = [_cxx(), "-shared", "-pthread", *(SANITIZE if build.sanitize else ())]
     _run([*command, *map(str, objects), str(bind), "-o", f"{path}.tmp"])
     os.replace(f"{path}.tmp", path)
+
+
+def shared_library(build: Build, sources: Sequence[Path], stem: str, *flags: str) -> Path:
+    """A library of these sources alone; its file is named for what it was made from."""
+    objects = [_compiled(build, source, flags) for source in sources]
+    path = build.cache / f"{stem}_{digest([o.name for o in objects])}.so"
+    if not path.exists():
+        command = [_cxx(), "-shared", "-pthread", *map(str, objects)]
+        _run([*command, "-o", f"{path}.tmp"])
+        os.replace(f"{path}.tmp", path)
+    return path
 
 
 def _sources(build: Build) -> list[Path]:
@@ -129,9 +142,12 @@ def _object(build: Build, source: Path) -> Path:
 
 def translated(build: Build, source: Path) -> Path:
     """The C++ of a kernel file's PTX."""
-    ptx = ptx_of(source, build.arch, build.csrc, build.cache)
+    return translated_ptx(build, ptx_of(source, build.arch, build.csrc, build.cache), source.stem)
+
+
+def translated_ptx(build: Build, ptx: Path, stem: str) -> Path:
     translator = [TRANSLATOR, *sorted((ROOT / "tools" / "ptx").glob("*.py"))]
-    out = build.cache / f"{source.stem}_{_digest([ptx.read_text(), *_texts(translator)])}.cpp"
+    out = build.cache / f"{stem}_{digest([ptx.read_text(), *texts(translator)])}.cpp"
     if not out.exists():
         _run([sys.executable, str(TRANSLATOR), str(ptx), "-o", f"{out}.tmp"])
         os.replace(f"{out}.tmp", out)
@@ -143,7 +159,7 @@ def ptx_of(source: Path, arch: int, csrc: Path = ROOT / "csrc", cache: Path = CA
     assert NVCC is not None, NO_NVCC
     options = (csrc / "cuda" / "nvcc_options.txt").read_text().split()
     options = [f"-I{csrc}" if option == "-Icsrc" else option for option in options]
-    key = _digest([str(arch), *options, source.read_text(), *_headers(csrc)])
+    key = digest([str(arch), *options, source.read_text(), *_headers(csrc)])
     out = cache / f"{source.stem}_{arch}_{key}.ptx"
     if not out.exists():
         command = [NVCC, *options, f"-arch=compute_{arch}", "-ptx", str(source), "-o"]
@@ -155,7 +171,7 @@ def ptx_of(source: Path, arch: int, csrc: Path = ROOT / "csrc", cache: Path = CA
 def _compiled(build: Build, source: Path, flags: Sequence[str] = ()) -> Path:
     level = "-O1" if source.suffix == ".cu" else "-Og" if source.parent == build.cache else "-O2"
     options = (*CXX_FLAGS, level, *flags, *(SANITIZE if build.sanitize else ()))
-    key = _digest([*options, source.read_text(), *_headers(build.csrc)])
+    key = digest([*options, source.read_text(), *_headers(build.csrc)])
     out = build.cache / f"{source.stem}_{key}.o"
     if not out.exists():
         _run([_cxx(), *options, *_includes(build.csrc), "-c", str(source), "-o", f"{out}.tmp"])
@@ -173,14 +189,21 @@ def _includes(csrc: Path) -> list[str]:
 @cache
 def _headers(csrc: Path) -> tuple[str, ...]:
     """Of all that kernels and their host code may include."""
-    return tuple(_texts(f for f in sorted(csrc.rglob("*.h")) if f.parent.name != "tests"))
+    return tuple(texts(f for f in sorted(csrc.rglob("*.h")) if f.parent.name != "tests"))
 
 
-def _texts(files: Iterable[Path]) -> list[str]:
+def write(path: Path, text: str) -> None:
+    """At once: another process sees all of it or nothing."""
+    beside = path.with_suffix(f".{os.getpid()}.tmp")
+    beside.write_text(text)
+    os.replace(beside, path)
+
+
+def texts(files: Iterable[Path]) -> list[str]:
     return [f.read_text() for f in files]
 
 
-def _digest(parts: Iterable[str]) -> str:
+def digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -195,10 +218,10 @@ def _run(command: list[str]) -> None:
 
 
 @contextmanager
-def _locked(cache: Path) -> Iterator[None]:
+def locked(cache: Path, name: str = "lock") -> Iterator[None]:
     """One process builds, the others wait and find what it made."""
     cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w") as lock:
+    with open(cache / name, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -206,11 +229,25 @@ def _locked(cache: Path) -> Iterator[None]:
 def main() -> None:
     """Builds modules ahead of the tests: `python tests/emulated.py ptx80 source`."""
     for kind in sys.argv[1:]:
+        if kind.startswith("nvrtc"):
+            _build_nvrtc(kind)
+            continue
         build = Build(0 if kind == "source" else int(kind.removeprefix("ptx")))
         if build.arch and NVCC is None:
             print(f"{kind}: {NO_NVCC}")
         else:
             print(f"{kind}: {build_module(build).relative_to(ROOT)}")
+
+
+def _build_nvrtc(kind: str) -> None:
+    """`nvrtc80` is all kernels; `nvrtc80:default` those for blocks of up to 128 elements."""
+    import emulated_driver
+
+    name, _, part = kind.partition(":")
+    units = emulated_driver.DEFAULT_UNITS if part else emulated_driver.UNITS
+    if not emulated_driver.absent():
+        emulated_driver.build_all(int(name.removeprefix("nvrtc")), units)
+    print(f"{kind}: {emulated_driver.absent() or emulated_driver.library().relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ptx_matrix_kernels as matrices
+
 HEAD = """.version 8.8
 .target sm_100
 .address_size 64
@@ -140,6 +142,7 @@ KERNELS = {
             ("or_b32", 32, "r", "red.global.or.b32 [%rd2], %r8;"),
             ("and_b32", 32, "r", "atom.global.and.b32 _, [%rd2], %r8;"),
             ("inc_u32", 32, "r", "atom.global.inc.u32 %r9, [%rd2], %r8;"),
+            ("add_triton", 64, "rd", "atom.global.gpu.acq_rel.add.u64 %rd9, [ %rd2 + 0 ], %rd8;"),
         )
     },
     "shared_atomic": "st.shared.u32 [tile], 0; bar.sync 0; atom.shared.add.u32 %r5, [tile], %r1;"
@@ -158,8 +161,46 @@ KERNELS = {
 }
 
 
+# Parameters as Triton declares them, of several sizes; and what it leaves for debuggers.
+SEPARATE_PARAMS = """
+.visible .entry separate_params(
+	.param .u64 .ptr .global .align 1 separate_params_0,
+	.param .u16 separate_params_1,
+	.param .u32 separate_params_2,
+	.param .u8 separate_params_3,
+	.param .u64 separate_params_4
+)
+.reqntid 1
+{
+	.reg .b16 %rs<4>;
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<4>;
+	ld.param.b64 %rd1, [separate_params_0];
+	ld.param.b16 %rs1, [separate_params_1];
+	ld.param.b32 %r1, [separate_params_2];
+	ld.param.b8 %rs2, [separate_params_3];
+	ld.param.b64 %rd2, [separate_params_4];
+	cvt.u32.u16 %r2, %rs1;
+	cvt.u32.u16 %r3, %rs2;
+	st.global.v2.b32 [ %rd1 + 0 ], { %r1, %r2 };
+	st.global.v2.b64 [ %rd1 + 16 ], { %rd2, %rd1 };
+	st.global.b32 [%rd1+8], %r3;
+	ret;
+$L__func_end0:
+}
+	.file	1 "kernels.py"
+	.section	.debug_abbrev
+	{
+.b8 1                                   // a { brace } in a comment
+.b8 17
+	}
+	.section	.debug_macinfo	{	}
+"""
+
+
 def module() -> str:
-    return HEAD + "".join(KERNEL.format(name=n, code=code) for n, code in KERNELS.items())
+    texts = [KERNEL.format(name=n, code=code) for n, code in (KERNELS | matrices.KERNELS).items()]
+    return HEAD + "".join(texts) + SEPARATE_PARAMS
 
 
 def with_statement(text: str) -> str:

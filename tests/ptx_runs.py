@@ -20,7 +20,7 @@ from ptx.source import PtxError as PtxError  # noqa: E402
 from ptx.source import parse  # noqa: E402
 
 CSRC = ROOT / "csrc"
-EMULATOR = ("simt", "cta", "fiber", "stall", "traffic")
+EMULATOR = ("c_api", "simt", "cta", "fiber", "stall", "traffic")
 FLAGS = (
     "-std=c++17",
     "-O1",
@@ -30,25 +30,6 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-pthread",
 )
-
-RUN = r"""
-#include <cstdio>
-#include "emulator/simt.h"
-extern "C" int run(emu::Kernel kernel, unsigned ctas, unsigned threads, unsigned shared,
-                   const void* args, char* error, unsigned error_nbytes, unsigned long* traffic) {
-  emu::settings().count_sectors = true;
-  emu::reset_traffic();
-  try {
-    emu::launch(kernel, {ctas, 1, 1}, {threads, 1, 1}, shared, args);
-  } catch (const emu::Error& e) {
-    std::snprintf(error, error_nbytes, "%s", e.what());
-    return 1;
-  }
-  traffic[0] = emu::traffic().loaded;
-  traffic[1] = emu::traffic().stored;
-  return 0;
-}
-"""
 
 
 class KernelError(Exception):
@@ -64,18 +45,19 @@ class Library:
 
     def __call__(self, name: str, args: ctypes.Structure | bytes, *, ctas=1, threads=1, shared=0):
         kernel = ctypes.cast(getattr(self.dll, name), ctypes.c_void_p)
-        error = ctypes.create_string_buffer(500)
-        traffic = (ctypes.c_ulong * 2)()
+        error, grid = ctypes.create_string_buffer(500), (ctypes.c_uint * 3)(ctas, 1, 1)
+        moved = (ctypes.c_uint64 * 3)()
         at = ctypes.byref(args) if isinstance(args, ctypes.Structure) else args
-        if self.dll.run(kernel, ctas, threads, shared, at, error, 500, traffic):
+        self.dll.emulator_count_sectors(1)
+        if self.dll.emulator_launch(kernel, grid, threads, shared, at, error, 500):
             raise KernelError(error.value.decode())
-        self.traffic = (traffic[0], traffic[1])
+        self.dll.emulator_traffic(moved)
+        self.traffic = (moved[0], moved[1])
 
 
-def emulator_sources(folder: Path) -> list[Path]:
-    """The emulator, and `run`, which every library has."""
-    (folder / "run.cpp").write_text(RUN)
-    return [folder / "run.cpp", *(CSRC / "emulator" / f"{stem}.cpp" for stem in EMULATOR)]
+def emulator_sources() -> list[Path]:
+    """What every library has."""
+    return [CSRC / "emulator" / f"{stem}.cpp" for stem in EMULATOR]
 
 
 def compile_objects(sources: Sequence[Path], folder: Path, *options: str) -> list[Path]:

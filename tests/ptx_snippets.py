@@ -97,8 +97,19 @@ def bytes_of(a: int, signed: bool) -> list[int]:
     return [s(a >> i, 8) if signed else a >> i & 255 for i in (0, 8, 16, 24)]
 
 
+def halves(function: Callable[[int, int], int], signed: bool) -> Callable[[int, int], int]:
+    """Of two numbers of 16 bits in each operand."""
+
+    def both(a: int, b: int) -> int:
+        read = [(s(x, 16) if signed else x & 0xFFFF) for x in (a, b, a >> 16, b >> 16)]
+        return function(*read[:2]) & 0xFFFF | (function(*read[2:]) & 0xFFFF) << 16
+
+    return both
+
+
 W = (0, 1, 2, 7, 31, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xDEADBEEF, 0xFFFFFFFF)
 Q = (0, 1, 5, 0x80000000, 0x7FFFFFFFFFFFFFFF, 1 << 63, 0xDEADBEEF01234567, (1 << 64) - 1)
+X = (0, 0x00010002, 0x7FFF8000, 0x80007FFF, 0xFFFF0001, 0xFFFFFFFF, 0xBEEF1234)
 H = (0, 1, 0x7FFF, 0x8000, 0xFFFF, 0xBEEF)
 
 
@@ -178,6 +189,11 @@ INTEGERS = {
         "max.s64 %rd0, %rd1, %rd2;", "rd", lambda a, b: max(s(a, 64), s(b, 64)), Q, Q
     ),
     "max_u64": formula("max.u64 %rd0, %rd1, %rd2;", "rd", max, Q, Q),
+    **{
+        f"{op}_{kind}": formula(f"{op}.{kind} %r0, %r1, %r2;", "r", halves(function, signed), X, X)
+        for kind, signed in (("u16x2", False), ("s16x2", True))
+        for op, function in (("add", lambda a, b: a + b), ("min", min), ("max", max))
+    },
     "abs_s32": formula("abs.s32 %r0, %r1;", "r", lambda a: abs(s(a)), W),
     "neg_s64": formula("neg.s64 %rd0, %rd1;", "rd", lambda a: -a, Q),
     "sad_s32": formula(

@@ -47,7 +47,7 @@ def test_without_a_driver_it_says_so() -> None:
     with pytest.raises(ValueError, match="kernels cuda: expected tensors on cuda, got cpu"):
         codec("lm4").encode(torch.ones(3), kernels="cuda")
     with pytest.raises(RuntimeError, match="kernels cuda are absent: no CUDA driver"):
-        zcomm.kernels.select(torch.device("cuda"))
+        zcomm.kernels.select(torch.device("cuda"), "cuda")
 
 
 @needs_module

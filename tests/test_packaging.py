@@ -54,8 +54,20 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
         str(path.relative_to(ROOT))
         for path in ROOT.glob("zcomm/**/*")
         if path.is_file() and path.suffix not in (".pyc", ".so")
-    }
+    } | {f"zcomm/kernels/{path.relative_to(ROOT)}" for path in device_sources()}
     assert {"zcomm/py.typed", "zcomm/vectors/vectors.json"} <= packaged
+
+
+def device_sources() -> set[Path]:
+    """What kernel files include, one through another, and the options that they need."""
+    todo = [*(ROOT / "csrc/cuda").glob("*.cu")]
+    found = {ROOT / "csrc/cuda/nvcc_options.txt", *todo}
+    while todo:
+        names = re.findall(r'#include "([^"]+)"', todo.pop().read_text())
+        new = {ROOT / "csrc" / name for name in names if "emulator" not in name} - found
+        found |= new
+        todo += new
+    return found
 
 
 @needs_wheel
@@ -79,7 +91,7 @@ def test_metadata() -> None:
     needed = metadata.get_all("Requires-Dist") or []
     assert [line for line in needed if "extra ==" not in line] == ["torch>=2.6"]
     frameworks = {"lightning", "transformers", "accelerate"}
-    extras = {"bench", "cuda", "triton", "dev", *frameworks}
+    extras = {"bench", "cuda", "cupy", "triton", "dev", *frameworks}
     assert set(metadata.get_all("Provides-Extra") or []) == extras
 
 
@@ -163,7 +175,8 @@ def test_native_module_exports_only_its_init_function() -> None:
 
 
 def test_import_loads_no_gpu_library() -> None:
-    code = "import sys, zcomm; print(*sorted({'triton', 'cupy', 'zcomm._cuda'} & set(sys.modules)))"
+    names = {"triton", "cupy", "cupy_backends", "zcomm._cuda", "zcomm.kernels.cupy"}
+    code = f"import sys, zcomm; print(*sorted({names!r} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True
     )

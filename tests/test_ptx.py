@@ -15,6 +15,7 @@ import ptx_bit_snippets
 import ptx_convert_snippets
 import ptx_float_snippets
 import ptx_kernels
+import ptx_matrix_kernels as matrices
 import ptx_runs
 import ptx_snippets as snippets
 
@@ -45,7 +46,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ptx_runs.Library:
     for name, text in texts.items():
         (folder / f"{name}.ptx").write_text(text)
     sources = [ptx_runs.translate(folder / f"{name}.ptx") for name in texts]
-    objects = ptx_runs.compile_objects([*sources, *ptx_runs.emulator_sources(folder)], folder)
+    objects = ptx_runs.compile_objects([*sources, *ptx_runs.emulator_sources()], folder)
     return ptx_runs.link(objects, folder / "library.so")
 
 
@@ -166,6 +167,20 @@ def test_memory_and_control_flow(library: ptx_runs.Library) -> None:
     assert run(library, "lane_registers", threads=32) == [0x100] * 32
 
 
+def test_parameters_lie_as_in_a_struct(library: ptx_runs.Library) -> None:
+    room = torch.zeros(8, dtype=torch.int64)
+    args = struct.pack("@QHIBQ", room.data_ptr(), 0x8001, 7, 0x92, 1 << 40)
+    library("separate_params", args)
+    assert room.tolist()[:4] == [0x8001 << 32 | 7, 0x92, 1 << 40, room.data_ptr()]
+
+
+@pytest.mark.parametrize("shape", matrices.SHAPES, ids=str)
+def test_matrices_are_moved_by_a_warp(library: ptx_runs.Library, shape: tuple[int, bool]) -> None:
+    for opcode, expected in (("ldmatrix", matrices.loaded), ("stmatrix", matrices.stored)):
+        got = run(library, matrices.name(opcode, *shape), outputs=128, threads=32, shared=512)
+        assert got == expected(*shape), opcode
+
+
 def test_a_module_keeps_its_variables(library: ptx_runs.Library) -> None:
     first = run(library, "module_counter", threads=2, outputs=2)
     assert first == [5, 7]
@@ -232,6 +247,7 @@ def test_atomics(library: ptx_runs.Library) -> None:
         return run(library, f"atomic_{name}", [0, 0], outputs=4, start=start, threads=threads)
 
     assert after("add_u64", 0xFFFFFFFF)[:2] == [sum(range(3, 67)) - 1, 0]
+    assert after("add_triton", 0)[:2] == [sum(range(3, 67)), 0]
     assert after("min_u64", 0xFFFFFFFF)[:2] == [3, 0]
     assert after("max_s32", 0xFFFFFFFF)[0] == 66
     assert after("exch_b64", 9, threads=1) == [3, 0, 9, 9]

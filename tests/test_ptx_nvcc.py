@@ -76,7 +76,7 @@ def run(library: ptx_runs.Library, mode: int) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("emulator")
-    return ptx_runs.compile_objects(ptx_runs.emulator_sources(folder), folder)
+    return ptx_runs.compile_objects(ptx_runs.emulator_sources(), folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What is known of the CUDA kernels without a GPU: `python tools/gpu_report.py [--module FILE]`.
+"""What is known of GPU kernels without a GPU: `python tools/gpu_report.py [--triton]`.
 
 Registers and instructions of the shipped machine code, bytes that the emulator counts, and the time
 that they would take. Ends with status 1 if a gate fails.
@@ -10,14 +10,17 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))
 
-from gpu import gates, machine_code, roofline, traffic  # noqa: E402
+from gpu import gates, machine_code, roofline, traffic, triton_gates  # noqa: E402
 
 import emulated  # noqa: E402
+import emulated_triton  # noqa: E402
+from triton_compiler import Target  # noqa: E402
 
 SIZES = (2**17, 2**17 + 12345)
 PREDICTED = ("encode fp32, fp32 residual", "decode_sum of 4")
@@ -64,6 +67,23 @@ def predictions(counted: Sequence[traffic.Traffic]) -> Iterator[str]:
     yield from table(rows)
 
 
+def triton_registers(found: Sequence[triton_gates.Use]) -> Iterator[str]:
+    yield "Registers of a thread in Triton's kernels, by GPU; none may spill"
+    yield from table(list(triton_gates.rows(found)))
+
+
+def triton_uses() -> list[triton_gates.Use]:
+    """Of every variant, for every kind of GPU; compiled here where that has not been done."""
+    targets = [Target("cuda", arch) for arch in triton_gates.NVIDIA]
+    targets += [Target("hip", arch) for arch in triton_gates.AMD]
+    names = emulated_triton.all_names()
+    found: list[triton_gates.Use] = []
+    for target in targets:
+        kernels = replace(emulated_triton.zcomm_kernels(target), assembled=True)
+        found += triton_gates.uses(target.name, kernels.compiled(names))
+    return found
+
+
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Columns of text to the left, of figures to the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -90,11 +110,24 @@ def installed_module() -> Path:
     return Path(found.origin)
 
 
+def triton_report() -> int:
+    if not emulated_triton.FOUND:
+        sys.exit("expected triton, got none: pip install -r requirements-dev.txt")
+    found = triton_uses()
+    wrong = [use.failure for use in found if use.failure]
+    print(*triton_registers(found), sep="\n")
+    print(*wrong or ["No kernel of Triton's spills."], sep="\n")
+    return 1 if wrong else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--module", type=Path, help="a shared object with the kernels")
     parser.add_argument("--arch", type=int, default=80, help="whose PTX the emulator runs")
+    parser.add_argument("--triton", action="store_true", help="Triton's kernels instead")
     args = parser.parse_args()
+    if args.triton:
+        return triton_report()
     path = args.module or installed_module()
     counted = count_all(args.arch)
     wrong = [*gates.failures(path), *filter(None, (one.failure for one in counted))]

@@ -40,3 +40,66 @@ def decode_sum(
     verify: bool,
     /,
 ) -> tuple[int, str] | None: ...
+
+# CUDA kernels that were loaded at run time; what is launched for a layout, and how.
+
+INLINE_WIRES: int
+MAX_WIRES: int
+# symbol, the stem of its file, rows in a block (0: a file without blocks)
+KERNELS: tuple[tuple[str, str, int], ...]
+
+class Plan:
+    def __init__(
+        self,
+        segments: Sequence[tuple[int, int, int, int, int, int, int]],
+        frames: Sequence[tuple[int, int, int, int, int]],
+    ) -> None: ...
+    @property
+    def tables(self) -> bytes:
+        """What is uploaded to the device."""
+
+    def encode_scratch_nbytes(self) -> int: ...
+    def decode_scratch_nbytes(self, wires: int) -> int: ...
+    def kernels(self) -> list[int]:
+        """All that its calls may launch, as numbers of KERNELS."""
+
+class Device:
+    def encode(
+        self,
+        plan: Plan,
+        tables_addr: int,
+        scratch_addr: int,
+        grad_addr: int,
+        grad_dtype: int,
+        prescale: float,
+        residual_in_table_addr: int,
+        residual_out_table_addr: int,
+        residual_dtype: int,
+        wire_addr: int,
+        verify: bool,
+        keep_idle: bool,
+        stream: int,
+        /,
+    ) -> None: ...
+    def decode_sum(
+        self,
+        plan: Plan,
+        tables_addr: int,
+        scratch_addr: int,
+        wire_addrs: Sequence[int],
+        wire_table_addr: int,
+        out_addr: int,
+        verify: bool,
+        fault_addr: int,
+        stream: int,
+        /,
+    ) -> None: ...
+
+class Driver(Device):
+    """Launches through CUDA's driver, by the addresses of its functions."""
+
+    def __init__(
+        self, launch_addr: int, error_name_addr: int, set_context_addr: int, context: int, /
+    ) -> None: ...
+    def set_function(self, kernel: int, function: int, /) -> None: ...
+    def has(self, kernel: int, /) -> bool: ...

@@ -16,6 +16,8 @@ from typing import NoReturn, TypeGuard
 import torch
 from torch import Tensor
 
+from zcomm import cupy_arrays
+
 GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SENT_DTYPES = (*GRADIENT_DTYPES, torch.float64)  # fp64 goes uncompressed
 RESIDUAL_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
@@ -38,6 +40,8 @@ def describe(value: object) -> str:
     """A few words about an argument: a number itself, a tensor's shape, else its type."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
+    if cupy_arrays.is_array(value):
+        return "a CuPy array"
     if value is None or isinstance(value, (bool, int, float, str, torch.Size)):
         return repr(value)
     return type(value).__name__
@@ -103,6 +107,8 @@ def fp32_factor(prescale: object) -> float:
 def expect_tensor(t: object, what: str, remedy: str = "") -> None:
     """Refuses what is no tensor, and sparse tensors."""
     if not isinstance(t, Tensor):
+        if cupy_arrays.is_array(t):
+            remedy = "; the others of this call are tensors, use torch.from_dlpack(array)"
         raise TypeError(f"{what}: expected a tensor, got {describe(t)}{remedy}")
     if t.layout is not _DENSE:
         raise ValueError(

@@ -21,10 +21,10 @@ _NONE = -1
 
 
 def explain(value: int, layout: Any) -> WireError:
-    """What a number of a CUDA decoder means."""
-    from zcomm.kernels import cuda  # only where it has run
+    """What a number of a device's decoder means."""
+    from zcomm.kernels import device  # only where it has run
 
-    return cuda.fault_error(value, layout)
+    return device.fault_error(value, layout)
 
 
 class Decode(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zcomm import arguments
+from zcomm import arguments, cupy_arrays
 from zcomm import kernels as kernel_sets
 from zcomm.residuals import Residuals
 from zcomm.segments import Segment, checked_segments, checked_span, packed, peer_count, place
@@ -52,8 +52,14 @@ class Layout:
         the wire. `verify` adds checksums. With `keep_idle` a segment whose gradient is all zero
         sends zeros and keeps its residual: it took no part in this step. `residuals` may be all
         that Residuals takes, but a Residuals that is built once saves the checks of every tensor
-        at every step.
+        at every step. With CuPy arrays instead of tensors the wire is a CuPy array, here and in
+        the decoders.
         """
+        if not isinstance(grad, Tensor) and cupy_arrays.is_array(grad):
+            arrays = {"grad": grad, "residuals": residuals, "out": out}
+            settings = {"prescale": prescale, "verify": verify, "keep_idle": keep_idle}
+            settings |= {"kernels": kernels, "threads": threads}
+            return cupy_arrays.call(self.encode, arrays, settings)
         start = arguments.flat_address(grad, self.span, "gradient", arguments.GRADIENT_DTYPES)
         end = start + self.span * grad.element_size()
         device = grad.device
@@ -105,6 +111,9 @@ class Layout:
         `faults`, one int64 on the device, kernels that are asynchronous do not wait to find out:
         they lower it for a refused wire (see zcomm.faults).
         """
+        if not isinstance(wires, Tensor) and cupy_arrays.has_arrays(wires):
+            settings = {"verify": verify, "kernels": kernels, "threads": threads, "faults": faults}
+            return cupy_arrays.call(self.decode_sum, {"wires": wires, "out": out}, settings)
         rows, starts = self._checked_wires(wires)
         device = rows[0].device
         if out is None:
@@ -131,6 +140,8 @@ class Layout:
 
     def frame(self, wire: Tensor, peer: int) -> Tensor:
         """The frame for one peer, as a view of this layout's wire."""
+        if not isinstance(wire, Tensor) and cupy_arrays.is_array(wire):
+            return cupy_arrays.call(self.frame, {"wire": wire}, {"peer": peer})
         arguments.bytes_address(wire, "wire")
         if wire.numel() != self.wire_nbytes:
             raise WireError(f"expected a wire of {self.wire_nbytes} bytes, got {wire.numel()}")

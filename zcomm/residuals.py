@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zcomm import arguments
+from zcomm import arguments, cupy_arrays
 from zcomm.kernels.base import LayoutSegment
 from zcomm.kernels.memory import upload
 
@@ -35,8 +35,8 @@ class Residuals:
     `tensors` is a sequence with a tensor for each segment (None: it has no residual), or, for fp32
     and bf16, one flat tensor that the segments' offsets refer to. `outputs`, of the same form,
     receives the new residuals; without it they overwrite `tensors`. The addresses are taken here,
-    once: a tensor must not be resized afterwards. A deep copy, and what comes out of a pickle, has
-    tensors of its own.
+    once: a tensor must not be resized afterwards. CuPy arrays are as good as tensors. A deep copy,
+    and what comes out of a pickle, has tensors of its own.
     """
 
     def __init__(
@@ -48,6 +48,8 @@ class Residuals:
         if not hasattr(layout, "segments"):
             raise TypeError(f"Residuals: expected a Layout, got {arguments.describe(layout)}")
         self.layout = layout
+        if cupy_arrays.has_arrays(tensors):
+            tensors, outputs = cupy_arrays.shared_residuals(tensors, outputs)
         self.inputs = self.outputs = _per_segment(layout, tensors, "residuals")
         first = next((t for t in self.inputs if t is not None), torch.empty(0))
         self.dtype, self.device = first.dtype, first.device

@@ -1,8 +1,7 @@
 // Bits of floats: conversions that round alike on every machine.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "codec/standard.h"
 
 // The formats are written once, for hosts and for devices: files that nvcc compiles hold nothing
 // but device code.

@@ -4,8 +4,6 @@
 //   q = level[code]           S = bf16(tree(y*q) / tree(q*q) / b * 2^e)    d = sign * H(q * S)
 #pragma once
 
-#include <cmath>
-
 #include "codec/block.h"
 #include "codec/lm_tables.h"
 

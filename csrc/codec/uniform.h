@@ -3,8 +3,6 @@
 //   s = min(bf16(absmax / Q), cap)    code = clamp(rne(v / s), -Q, Q)    d = code * s (exact)
 #pragma once
 
-#include <cmath>
-
 #include "codec/block.h"
 
 namespace zcomm {

@@ -24,8 +24,14 @@ inline constexpr int kCtas = Rows == 8   ? 2
     zcomm::cuda::decode_tile<Format, rows>(args);                                       \
   }
 
+// ZC_ROWS: kernels for one number of rows only. At run time nobody wants to wait for the others.
+#if defined(ZC_ROWS)
+#define ZC_BLOCK_KERNELS_FOR(codec, Format, rows) ZC_BLOCK_KERNELS_OF(codec, Format, rows)
+#define ZC_BLOCK_KERNELS(codec, Format) ZC_BLOCK_KERNELS_FOR(codec, Format, ZC_ROWS)
+#else
 #define ZC_BLOCK_KERNELS(codec, Format) \
   ZC_BLOCK_KERNELS_OF(codec, Format, 1) \
   ZC_BLOCK_KERNELS_OF(codec, Format, 2) \
   ZC_BLOCK_KERNELS_OF(codec, Format, 4) \
   ZC_BLOCK_KERNELS_OF(codec, Format, 8)
+#endif

@@ -4,19 +4,32 @@
 
 #include <stdexcept>
 
-namespace zcomm::cuda {
+#include "cuda/symbols.h"
 
-void launch(void (*kernel)(const void*), unsigned ctas, unsigned threads, std::size_t shared_nbytes,
-            std::uintptr_t stream, const void* args) {
-  void* parameters[] = {const_cast<void*>(args)};
-  const cudaError_t error =
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(ctas), dim3(threads), parameters,
-                       shared_nbytes, reinterpret_cast<cudaStream_t>(stream));
-  if (error != cudaSuccess) {
-    throw std::runtime_error(
-        std::string("zcomm._cuda: expected the device to take a launch, got ") +
-        cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+namespace zcomm::cuda {
+namespace {
+
+class Runtime final : public Device {
+ public:
+  void launch(Kernel kernel, unsigned ctas, unsigned threads, std::size_t shared_nbytes,
+              std::uintptr_t stream, const void* args) const override {
+    void* parameters[] = {const_cast<void*>(args)};
+    const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(function_of(kernel)),
+                                               dim3(ctas), dim3(threads), parameters, shared_nbytes,
+                                               reinterpret_cast<cudaStream_t>(stream));
+    if (error != cudaSuccess) {
+      throw std::runtime_error(
+          std::string("zcomm._cuda: expected the device to take a launch, got ") +
+          cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+    }
   }
+};
+
+}  // namespace
+
+const Device& linked_device() {
+  static const Runtime device;
+  return device;
 }
 
 std::string device_missing() {

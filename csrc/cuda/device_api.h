@@ -1,17 +1,27 @@
-// How a kernel is started: on the device, or on the emulator.
+// Who starts kernels: CUDA's runtime, its driver, or the emulator.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "cuda/kernels.h"
+
 namespace zcomm::cuda {
 
-// `args` is a plain struct, which is copied. Throws std::runtime_error if the device refuses.
-void launch(void (*kernel)(const void*), unsigned ctas, unsigned threads, std::size_t shared_nbytes,
-            std::uintptr_t stream, const void* args);
+class Device {
+ public:
+  virtual ~Device() = default;
 
-// Why nothing can be launched here; "" if it can.
+  // `args` is a plain struct, which is copied. Throws std::runtime_error if the device refuses.
+  virtual void launch(Kernel kernel, unsigned ctas, unsigned threads, std::size_t shared_nbytes,
+                      std::uintptr_t stream, const void* args) const = 0;
+};
+
+// Of a module that kernels are linked into: it has one device.
+const Device& linked_device();
+
+// Why nothing can be launched there; "" if it can.
 std::string device_missing();
 
 }  // namespace zcomm::cuda

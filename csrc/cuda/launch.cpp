@@ -1,10 +1,5 @@
 #include "cuda/launch.h"
 
-#include <stdexcept>
-
-#include "cuda/device_api.h"
-#include "cuda/kernels.h"
-
 namespace zcomm::cuda {
 namespace {
 
@@ -36,23 +31,20 @@ EncodeArgs encode_args(const EncodeCall& call) {
 
 }  // namespace
 
-void encode(const EncodeCall& call) {
+void encode(const Device& device, const EncodeCall& call) {
   EncodeArgs args = encode_args(call);
   const auto run = [&](Kernel kernel, const Group& group, unsigned ctas) {
     args.tables = call.plan->tables_at(call.tables, group);
-    launch(kernel, ctas, kThreads, 0, call.stream, &args);
+    device.launch(kernel, ctas, kThreads, 0, call.stream, &args);
   };
   const Group& topk = call.plan->topk;
-  if (args.idle) run(zc_find_idle, topk, call.plan->segments);
+  if (args.idle) run(Kernel::zc_find_idle, topk, call.plan->segments);
   for (const Group& group : call.plan->groups) run(group.encode, group, group.tiles);
   if (topk.tiles == 0) return;
-  for (Kernel kernel :
-       {zc_topk_digit_0, zc_topk_digit_1, zc_topk_digit_2, zc_topk_count, zc_topk_write}) {
-    run(kernel, topk, topk.tiles);
-  }
+  for (const Kernel kernel : kTopkEncode) run(kernel, topk, topk.tiles);
 }
 
-void decode_sum(const DecodeCall& call) {
+void decode_sum(const Device& device, const DecodeCall& call) {
   const int count = static_cast<int>(call.wires.size());
   const DecodeScratch at = call.plan->decode_scratch(count);
   DecodeArgs args{};
@@ -69,12 +61,11 @@ void decode_sum(const DecodeCall& call) {
   args.verify = call.verify;
   const auto run = [&](const Group& group) {
     args.tables = call.plan->tables_at(call.tables, group);
-    launch(group.decode, group.tiles, kThreads, count * sizeof(std::uint64_t), call.stream, &args);
+    device.launch(group.decode, group.tiles, kThreads, count * sizeof(std::uint64_t), call.stream,
+                  &args);
   };
   for (const Group& group : call.plan->groups) run(group);
   if (call.plan->topk.tiles > 0) run(call.plan->topk);
 }
-
-std::string missing() { return device_missing(); }
 
 }  // namespace zcomm::cuda

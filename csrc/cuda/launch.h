@@ -2,8 +2,7 @@
 // no synchronisation.
 #pragma once
 
-#include <string>
-
+#include "cuda/device_api.h"
 #include "cuda/plan.h"
 
 namespace zcomm::cuda {
@@ -24,10 +23,7 @@ struct DecodeCall {
 };
 
 // Throw std::runtime_error if the device refuses a launch.
-void encode(const EncodeCall& call);
-void decode_sum(const DecodeCall& call);
-
-// Why nothing can be launched here; "" if it can.
-std::string missing();
+void encode(const Device& device, const EncodeCall& call);
+void decode_sum(const Device& device, const DecodeCall& call);
 
 }  // namespace zcomm::cuda

@@ -1,10 +1,10 @@
 #include "cuda/plan.h"
 
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <stdexcept>
 
-#include "cuda/kernels.h"
 #include "cuda/topk.h"
 
 namespace zcomm::cuda {
@@ -22,28 +22,30 @@ std::int64_t place(std::int64_t& end, std::int64_t nbytes) {
   return at;
 }
 
+constexpr Group kTopkGroup{Kernel::zc_topk_write, Kernel::zc_decode_topk, 0, 0};
+
 // Which of a codec's kernels: 0 for blocks of up to 128 elements, then 256, 512, 1024.
 int variant(const Segment& segment) { return segment.log2_block > 7 ? segment.log2_block - 7 : 0; }
 
 Group kernels_of(std::uint8_t codec, int variant) {
   switch (codec) {
-#define ZC_CASE(name, id) \
-  case id:                \
-    return {zc_encode_##name, zc_decode_##name, 0, 0};
-    ZC_EACH_PLAIN_CODEC(ZC_CASE)
+#define ZC_CASE(X, name, id) \
+  case id:                   \
+    return {Kernel::zc_encode_##name, Kernel::zc_decode_##name, 0, 0};
+    ZC_EACH_PLAIN_CODEC(ZC_CASE, )
 #undef ZC_CASE
-#define ZC_CASE(name, id)                                                                          \
-  case id: {                                                                                       \
-    constexpr Kernel encode[] = {zc_encode_##name##_1, zc_encode_##name##_2, zc_encode_##name##_4, \
-                                 zc_encode_##name##_8};                                            \
-    constexpr Kernel decode[] = {zc_decode_##name##_1, zc_decode_##name##_2, zc_decode_##name##_4, \
-                                 zc_decode_##name##_8};                                            \
-    return {encode[variant], decode[variant], 0, 0};                                               \
+#define ZC_CASE(X, name, id)                                                                  \
+  case id: {                                                                                  \
+    constexpr Kernel encode[] = {Kernel::zc_encode_##name##_1, Kernel::zc_encode_##name##_2,  \
+                                 Kernel::zc_encode_##name##_4, Kernel::zc_encode_##name##_8}; \
+    constexpr Kernel decode[] = {Kernel::zc_decode_##name##_1, Kernel::zc_decode_##name##_2,  \
+                                 Kernel::zc_decode_##name##_4, Kernel::zc_decode_##name##_8}; \
+    return {encode[variant], decode[variant], 0, 0};                                          \
   }
-    ZC_EACH_BLOCK_CODEC(ZC_CASE)
+    ZC_EACH_BLOCK_CODEC(ZC_CASE, )
 #undef ZC_CASE
     default:
-      return {nullptr, zc_decode_topk, 0, 0};
+      return kTopkGroup;
   }
 }
 
@@ -87,7 +89,7 @@ DeviceSegment device_segment(const Segment& s) {
 }  // namespace
 
 Plan::Plan(const Layout& layout)
-    : topk{nullptr, zc_decode_topk, 0, 0},
+    : topk(kTopkGroup),
       segments(static_cast<std::uint32_t>(layout.segments.size())),
       frames(static_cast<std::uint32_t>(layout.frames.size())),
       frame_tiles_(layout.frames.size()) {
@@ -149,6 +151,16 @@ void Plan::add_tiles(const Layout& layout) {
       groups.push_back(group);
     }
   }
+}
+
+std::vector<Kernel> Plan::kernels() const {
+  std::vector<Kernel> found{Kernel::zc_find_idle};
+  for (const Group& group : groups) found.insert(found.end(), {group.encode, group.decode});
+  if (topk.tiles > 0) {
+    found.insert(found.end(), std::begin(kTopkEncode), std::end(kTopkEncode));
+    found.push_back(topk.decode);
+  }
+  return found;
 }
 
 EncodeScratch Plan::encode_scratch() const {

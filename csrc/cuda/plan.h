@@ -6,12 +6,16 @@
 
 #include "cpu/layout.h"
 #include "cuda/args.h"
+#include "cuda/kernels.h"
 
 namespace zcomm::cuda {
 
-using Kernel = void (*)(const void*);
+// topk encodes in these launches, all over the same tiles.
+inline constexpr Kernel kTopkEncode[] = {Kernel::zc_topk_digit_0, Kernel::zc_topk_digit_1,
+                                         Kernel::zc_topk_digit_2, Kernel::zc_topk_count,
+                                         Kernel::zc_topk_write};
 
-// One launch for each codec and number of rows in a block.
+// One launch for each codec and number of rows in a block; but for topk's.
 struct Group {
   Kernel encode, decode;
   std::int64_t first_tile;
@@ -33,6 +37,8 @@ class Plan {
 
   EncodeScratch encode_scratch() const;
   DecodeScratch decode_scratch(int wires) const;
+
+  std::vector<Kernel> kernels() const;  // all that its calls may launch
 
   Tables tables_at(std::uintptr_t device_address, const Group& group) const;
 

@@ -6,5 +6,6 @@
 #include "emulator/ptx_float.h"
 #include "emulator/ptx_convert.h"
 #include "emulator/ptx_integer.h"
+#include "emulator/ptx_matrix.h"
 #include "emulator/ptx_memory.h"
 #include "emulator/ptx_warp.h"

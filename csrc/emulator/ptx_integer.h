@@ -55,6 +55,25 @@ PTX_INLINE std::enable_if_t<std::is_integral_v<T>, Bits<T>> abs(Bits<T> a) {
   return as<T>(a) < 0 ? neg<T>(a) : a;
 }
 
+// Two numbers of 16 bits in one register.
+template <class Combine>
+PTX_INLINE u32 each_half(u32 a, u32 b, Combine combine) {
+  const auto low = combine(static_cast<u16>(a), static_cast<u16>(b));
+  const auto high = combine(static_cast<u16>(a >> 16), static_cast<u16>(b >> 16));
+  return u32{static_cast<u16>(high)} << 16 | static_cast<u16>(low);
+}
+#define PTX_HALVES(op, T)                                                    \
+  PTX_INLINE u32 op##_##T##x2(u32 a, u32 b) {                                \
+    return each_half(a, b, [](u16 x, u16 y) -> u16 { return op<T>(x, y); }); \
+  }
+PTX_HALVES(add, u16)
+PTX_HALVES(add, s16)
+PTX_HALVES(min, u16)
+PTX_HALVES(min, s16)
+PTX_HALVES(max, u16)
+PTX_HALVES(max, s16)
+#undef PTX_HALVES
+
 // The carry is CC.CF: of a subtraction, whether it borrowed.
 template <class T>
 PTX_INLINE Bits<T> add_cc(Bits<T> a, Bits<T> b, bool in, bool& out) {

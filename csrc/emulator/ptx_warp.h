@@ -74,10 +74,11 @@ u32 reduce(u32 value, u32 mask, Combine combine) {
   }
   return total;
 }
-#define PTX_REDUX(op, combine)           \
-  template <class T>                     \
-  u32 redux_##op(u32 value, u32 mask) {  \
-    return reduce(value, mask, combine); \
+// Lambdas: a compiler that must inline a function cannot do so through its address.
+#define PTX_REDUX(op, combine)                                                     \
+  template <class T>                                                               \
+  u32 redux_##op(u32 value, u32 mask) {                                            \
+    return reduce(value, mask, [](u32 a, u32 b) -> u32 { return combine(a, b); }); \
   }
 PTX_REDUX(add, add<T>)
 PTX_REDUX(and, and_<T>)

@@ -87,7 +87,8 @@ class Device {
     const cuda::EncodeScratch at = plan_.encode_scratch();
     const Bytes scratch(static_cast<std::size_t>(at.nbytes), 0, 0);
     std::memset(scratch.data() + at.idle, 0xa5, static_cast<std::size_t>(at.topk - at.idle));
-    cuda::encode({&plan_, address(tables_), address(scratch), address(grad), address(from),
+    cuda::encode(cuda::linked_device(),
+                 {&plan_, address(tables_), address(scratch), address(grad), address(from),
                   address(to), address(wire), 0, call.grad_type, call.residual_type, call.prescale,
                   call.checksum, call.keep_idle});
     return all_zero(scratch, 0, at.idle) && all_zero(scratch, at.topk, at.nbytes);
@@ -105,7 +106,8 @@ class Device {
     for (const std::uint8_t* w : wires) inline_wires.push_back(reinterpret_cast<std::uintptr_t>(w));
     const bool many = wires.size() > cuda::kInlineWires;
     const Bytes more = many ? bytes_of(inline_wires) : Bytes(0);
-    cuda::decode_sum({&plan_, address(tables_), address(scratch), address(out), address(more),
+    cuda::decode_sum(cuda::linked_device(),
+                     {&plan_, address(tables_), address(scratch), address(out), address(more),
                       address(fault), 0, inline_wires, verify});
     return {load<std::uint64_t>(fault.data()), all_zero(scratch, 0, at.nbytes)};
   }

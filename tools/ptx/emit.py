@@ -15,6 +15,9 @@ REGISTER_TYPE = {
 POISON = {0: "true", 1: "0xcd", 2: "0xcdcd", 4: "0xcdcdcdcd", 8: "0xcdcdcdcdcdcdcdcd"}
 
 
+KERNEL = ['#define KERNEL extern "C" [[gnu::visibility("default")]]', ""]
+
+
 def arrays(name: str, variables: list[Variable], qualifier: str) -> list[str]:
     """The variables of one space in one struct: one range tells whether an address is theirs."""
     lines = [f"{qualifier}struct {name.title()} {{"]
@@ -48,8 +51,8 @@ def own_memory(kernel: Kernel, scopes: Scopes, local: list[Variable]) -> str:
     """Ranges that a generic address may lie in and that are no global memory."""
     names = ["module", "constants", *("local_" + cpp_name(v.name) for v in local)]
     ranges = [f"{{ptx::address_of({name}), sizeof {name}}}" for name in names]
-    if kernel.param:
-        ranges.append(f"{{reinterpret_cast<u64>(args), {kernel.param.nbytes}}}")
+    if kernel.params:
+        ranges.append(f"{{reinterpret_cast<u64>(args), {kernel.params_nbytes}}}")
     if scopes.shared_nbytes:
         ranges.append("{ptx::address_of(shared), sizeof shared}")
     if scopes.uses_dynamic and scopes.leaves_shared:
@@ -58,10 +61,10 @@ def own_memory(kernel: Kernel, scopes: Scopes, local: list[Variable]) -> str:
 
 
 def context(kernel: Kernel, scopes: Scopes, local: list[Variable]) -> list[str]:
-    param = kernel.param.nbytes if kernel.param else 0
+    sizes = f"args, {kernel.params_nbytes}, shared, {scopes.shared_nbytes}"
     return [
         f"  const std::initializer_list<ptx::Range> own = {{{own_memory(kernel, scopes, local)}}};",
-        f"  const ptx::Context c(kFile, args, {param}, shared, {scopes.shared_nbytes}, own);",
+        f"  const ptx::Context c(kFile, {sizes}, own);",
     ]
 
 
@@ -70,7 +73,7 @@ def function(kernel: Kernel, module: Module) -> list[str]:
     body = translator.body()
     scopes = translator.scopes
     local = [v for v in scopes.variables.values() if v.space == "local"]
-    lines = ["", f'extern "C" void {kernel.name}(const void* args) {{']
+    lines = ["", f"KERNEL void {kernel.name}(const void* args) {{"]
     lines += shared_memory(scopes.shared_nbytes) + local_memory(local)
     lines += context(kernel, scopes, local)
     for name, width in scopes.used.items():
@@ -81,7 +84,7 @@ def function(kernel: Kernel, module: Module) -> list[str]:
 def emit(module: Module, file: str) -> str:
     by_space = {s: [v for v in module.variables if v.space == s] for s in ("global", "const")}
     lines = [f"// Made by tools/ptx_to_cpp.py from {file}.", '#include "emulator/ptx.h"', ""]
-    lines += ["namespace ptx {", "namespace {", f'constexpr const char* kFile = "{file}";']
+    lines += [*KERNEL, "namespace ptx {", "namespace {", f'constexpr const char* kFile = "{file}";']
     lines += arrays("module", by_space["global"], "")
     lines += arrays("constants", by_space["const"], "const ")
     lines += ["}  // namespace"]

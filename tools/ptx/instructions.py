@@ -57,6 +57,7 @@ INTEGERS = [
     rule("mul.lo.T:INT", "=T T T", "{0} = 1u * {1} * {2};"),
     rule("mad.lo.T:INT", "=T T T T", "{0} = 1u * {1} * {2} + {3};"),
     rule("op:min|max.T:INT", "=T T T", "{0} = ptx::{op}<{T}>({1}, {2});"),
+    rule("op:add|min|max.T:u16x2|s16x2", "=b32 b32 b32", "{0} = ptx::{op}_{T}({1}, {2});"),
     rule("op:add|sub.sat.s32", "=s32 s32 s32", "{0} = ptx::{op}_sat({1}, {2});"),
     rule("op:add|sub.cc.T:WORD", "=T T T", "{0} = ptx::{op}_cc<{T}>({1}, {2}, false, carry);"),
     rule("mul.hi.T:INT", "=T T T", "{0} = ptx::mul_hi<{T}>({1}, {2});"),

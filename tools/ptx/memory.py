@@ -19,8 +19,10 @@ STORE = re.compile(
     rf"st(?P<order>\.weak|\.volatile|\.(?:relaxed|release){SCOPE})?{SPACE}"
     rf"(?:\.(?:wb|cg|cs|wt))?{CACHE}(?:\.v(?P<count>[248]))?{TYPE}"
 )
+# Triton's own order of the modifiers, which ptxas takes as well, is the other way round.
+ORDER = r"\.(?:relaxed|acquire|release|acq_rel)"
 ATOMIC = re.compile(
-    rf"(?P<name>atom|red)(?:\.(?:relaxed|acquire|release|acq_rel))?(?:{SCOPE})?{SPACE}"
+    rf"(?P<name>atom|red)(?:(?:{ORDER})?(?:{SCOPE})?{SPACE}|\.(?P<first>global|shared){SCOPE}{ORDER})"
     rf"\.(?P<op>add|min|max|and|or|xor|exch|cas|inc|dec){TYPE}"
 )
 ATOMIC_TYPES = {
@@ -34,10 +36,16 @@ MAX_NBYTES = 32
 
 def pointer(o: Operands, found: re.Match[str], text: str, nbytes: int, access: str) -> str:
     """The host address of an access, once it has been checked and counted."""
-    space = found["space"] or ""
+    space = space_of(found)
     address = o.address(text, space)
     method = {"": "generic", "const": "constant", "param": "parameter"}.get(space, space)
     return f"c.{method}<{nbytes}, ptx::{access}>({address}, {o.statement.line})"
+
+
+def space_of(found: re.Match[str]) -> str:
+    """ "" stands for a generic address."""
+    groups = found.groupdict()
+    return groups["space"] or groups.get("first") or ""
 
 
 def element_types(o: Operands, found: re.Match[str], elements: list[str]) -> int:
@@ -78,7 +86,7 @@ def store(o: Operands, found: re.Match[str], operands: list[str]) -> str:
 
 def atomic(o: Operands, found: re.Match[str], operands: list[str]) -> str:
     op, kind = found["op"], found["type"]
-    if kind not in ATOMIC_TYPES[op] or found["space"] in ("local", "param", "const"):
+    if kind not in ATOMIC_TYPES[op] or space_of(found) in ("local", "param", "const"):
         raise o.refuse(f"unknown type or space of {found['name']}.{op}")
     returns = found["name"] == "atom"
     if not returns and op in ("exch", "cas"):
@@ -96,4 +104,25 @@ def expect(o: Operands, operands: list[str], count: int) -> None:
         raise o.refuse(f"wrong number of operands: expected {count}, got {len(operands)}")
 
 
-ACCESSES = {LOAD: load, STORE: store, ATOMIC: atomic}
+def matrix(o: Operands, found: re.Match[str], operands: list[str]) -> str:
+    """ldmatrix and stmatrix: 8 rows of 16 bytes a matrix, a warp's lanes together."""
+    expect(o, operands, 2)
+    is_load = found["name"] == "ldmatrix"
+    registers, address = operands if is_load else reversed(operands)
+    parts, count = o.vector(registers), int(found["count"])
+    if len(parts) != count:
+        raise o.refuse(f"expected {count} elements, got {len(parts)}")
+    values = [(o.register if is_load else o.source)(part, "b32") for part in parts]
+    way = "true" if found["trans"] else "false"
+    shape = f"<{count}, {way}>(c, {o.address(address, 'shared')}, {o.statement.line}"
+    if not is_load:
+        return f"ptx::stmatrix{shape}, {{{', '.join(values)}}});"
+    taken = " ".join(f"{name} = m.part[{i}];" for i, name in enumerate(values))
+    return f"{{ const auto m = ptx::ldmatrix{shape}); {taken} }}"
+
+
+MATRIX = re.compile(
+    r"(?P<name>ldmatrix|stmatrix)\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?"
+    r"\.shared(?:::cta)?\.b16"
+)
+ACCESSES = {LOAD: load, STORE: store, ATOMIC: atomic, MATRIX: matrix}

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .source import TYPE_NBYTES, Kernel, PtxError, Statement, Variable, integer, parse_variable
 
@@ -50,6 +51,10 @@ class Scopes:
     leaves_shared: bool = False  # whether a shared address becomes a generic one
     opened: int = 0
 
+    @cached_property
+    def params(self) -> dict[str, int]:
+        return self.kernel.param_offsets
+
     def open(self) -> None:
         self.registers.append({})
         self.opened += 1
@@ -88,8 +93,9 @@ class Scopes:
 
     def symbol(self, statement: Statement, name: str) -> tuple[str, str]:
         """A variable's address as its space has it, and that space."""
-        if self.kernel.param and name == self.kernel.param.name:
-            return "c.param", "param"
+        if name in self.params:
+            offset = self.params[name]
+            return f"c.param + {offset}" if offset else "c.param", "param"
         variable = self.variable(name)
         if variable is None:
             raise PtxError(statement.line, statement.text, f"{name} is not declared")

@@ -53,8 +53,23 @@ class Variable:
 class Kernel:
     name: str
     line: int
-    param: Variable | None
+    params: list[Variable]
     body: list[Item] = field(default_factory=list)
+
+    @property
+    def param_offsets(self) -> dict[str, int]:
+        """Where each parameter lies: one after another, as in a struct of C."""
+        offsets, end = {}, 0
+        for param in self.params:
+            begin = -(-end // param.align) * param.align
+            offsets[param.name], end = begin, begin + param.nbytes
+        return offsets
+
+    @property
+    def params_nbytes(self) -> int:
+        if not self.params:
+            return 0
+        return self.param_offsets[self.params[-1].name] + self.params[-1].nbytes
 
 
 @dataclass
@@ -65,6 +80,8 @@ class Module:
 
 # Lines that say nothing about what is computed. They have no semicolon.
 DEBUG_LINE = re.compile(r"^[ \t]*\.(?:loc|file|version|target|address_size)\b[^\n]*", re.M)
+# What debuggers read. It has braces, and no other ones inside.
+DEBUG_SECTION = re.compile(r"^[ \t]*\.section[ \t]+\.debug_\w+\s*\{[^{}]*\}", re.M)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 HEADER = re.compile(r"(?:\.(?:visible|weak)\s+)?\.entry\b[^{;]*")
@@ -75,7 +92,8 @@ VARIABLE = re.compile(
     r"(?P<linkage>(?:\.(?:visible|extern|weak)\s+)*)"
     r"\.(?P<space>global|const|shared|local|param)\s+"
     r"(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
-    r"(?:\.ptr\s+)?(?P<name>[\w$]+)\s*(?P<count>\[\d*\])?(?:\s*=\s*(?P<values>.*))?"
+    r"(?:\.ptr\s+(?:\.(?:global|shared|local|const)\s+)?(?:\.align\s+\d+\s+)?)?"
+    r"(?P<name>[\w$]+)\s*(?P<count>\[\d*\])?(?:\s*=\s*(?P<values>.*))?"
 )
 
 
@@ -87,7 +105,7 @@ def without_comments(text: str) -> str:
 
     if not re.search(r"^\s*\.address_size\s+64\s*$", text, re.M):
         raise PtxError(1, ".address_size", "expected .address_size 64: compile with -m64")
-    return DEBUG_LINE.sub(blank, COMMENT.sub(blank, text))
+    return DEBUG_LINE.sub(blank, DEBUG_SECTION.sub(blank, COMMENT.sub(blank, text)))
 
 
 def items(text: str) -> Iterator[Item]:
@@ -157,11 +175,14 @@ def parse_entry(statement: Statement) -> Kernel:
     if found is None or LIMIT.sub("", found[3]):
         raise PtxError(statement.line, statement.text, "unknown .entry")
     params = [p.strip() for p in (found[2] or "").split(",") if p.strip()]
-    if len(params) > 1:
-        reason = f"expected one parameter, a struct, got {len(params)}"
-        raise PtxError(statement.line, statement.text, reason)
-    param = parse_variable(Statement(statement.line, params[0])) if params else None
-    return Kernel(found[1], statement.line, param)
+    return Kernel(found[1], statement.line, [parameter(statement, p) for p in params])
+
+
+def parameter(statement: Statement, text: str) -> Variable:
+    variable = parse_variable(Statement(statement.line, text))
+    if variable.space != "param" or variable.data:
+        raise PtxError(statement.line, text, "expected a parameter")
+    return variable
 
 
 def parse(text: str) -> Module:

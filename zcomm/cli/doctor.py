@@ -119,7 +119,11 @@ def check_processor() -> Finding:
 def check_kernels() -> Finding:
     sets = zcomm.available_kernels()
     lines = [f"{name:<12}{'absent: ' + why if why else 'there'}" for name, why in sets.items()]
-    details = {"absent": {name: why for name, why in sets.items() if why}}
+    chosen = {"cpu": kernels.default("cpu"), "cuda": kernels.default("cuda")}
+    lines.append(f"chosen for CPU tensors: {chosen['cpu']}; for CUDA tensors: {chosen['cuda']}")
+    details = {"absent": {name: why for name, why in sets.items() if why}, "chosen": chosen}
+    if forced := os.environ.get(KERNELS_VARIABLE):
+        lines[-1] += f"; but {KERNELS_VARIABLE}={forced} names {forced}"
     if sets["cpu:scalar"]:  # every processor has this one
         return Finding(PROBLEM, lines, _REINSTALL, details)
     return Finding(OK, lines, details=details)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from zcomm import kernels
 from zcomm.cli.finding import NOTE, OK, PROBLEM, Finding
 from zcomm.kernels import cuda
 
@@ -20,13 +21,15 @@ SELF_TEST = "python -m zcomm.selftest --device cuda"
 
 
 def check() -> Finding:
-    """A problem only where there is a GPU that torch can use and zcomm cannot."""
-    gpus, kernels_absent = _gpus(), cuda.missing()
+    """A problem only where there is a GPU that torch can use and zcomm cannot, or slowly."""
+    gpus, chosen = _gpus(), kernels.default("cuda")
+    kernels_absent = cuda.missing()
     found: dict[str, Any] = {
         "nvcc": _nvcc(),
         "driver": driver(),
         "cuda": torch.version.cuda,
         "gpus": gpus,
+        "kernels": chosen,
         "kernels_absent": kernels_absent,
     }
     lines = [
@@ -35,19 +38,19 @@ def check() -> Finding:
         *(f"GPU: {name}" for name in gpus),
         f"zcomm's CUDA kernels: {'absent: ' + kernels_absent if kernels_absent else 'there'}",
     ]
-    if gpus and kernels_absent:
-        meaning = "Gradients on these GPUs are refused; those on the CPU are compressed."
+    if gpus and chosen == "reference":
+        meaning = "Gradients on these GPUs go through plain torch, which is very slow."
         return Finding(PROBLEM, [*lines, meaning], _remedy(kernels_absent), found)
     if gpus:
-        meaning = f"Gradients on these GPUs are compressed there. To test the kernels: {SELF_TEST}"
-        return Finding(OK, [*lines, meaning], "", found)
+        meaning = f"Gradients on these GPUs are compressed there, by {chosen}. To test it:"
+        return Finding(OK, [*lines, f"{meaning} {SELF_TEST}"], "", found)
     meaning = f"Gradients on the CPU need none of this. No GPU can be used: {absent()}"
     return Finding(NOTE, [*lines, meaning], "", found)
 
 
 def absent() -> str:
     """Why torch can use no GPU here, and the remedy; "" if it can."""
-    if torch.version.cuda is None:
+    if torch.version.cuda is None and torch.version.hip is None:
         return (
             f"torch was built without CUDA ({torch.__version__}); install a CUDA build of it, "
             "see pytorch.org/get-started"
@@ -83,13 +86,16 @@ def driver() -> str | None:
     return found[0] if found else None
 
 
-def _remedy(kernels_absent: str) -> str:
+def _remedy(cuda_absent: str) -> str:
+    if torch.version.hip:
+        return "Install Triton, whose kernels AMD's GPUs use: pip install 'zcomm[triton]'."
     if isinstance(cuda.load(), str):
         return (
-            "Install a wheel of zcomm with CUDA kernels, or build it where nvcc is: "
-            "ZCOMM_CUDA=1 pip install ."
+            "Install CuPy, which compiles the kernels for this GPU: pip install 'zcomm[cupy]' "
+            "(torch for CUDA 12: pip install cupy-cuda12x); or a wheel of zcomm with CUDA kernels, "
+            "or build it where nvcc is: ZCOMM_CUDA=1 pip install ."
         )
-    return f"Make the CUDA driver usable for zcomm ({kernels_absent}), or train on the CPU."
+    return f"Make the CUDA driver usable for zcomm ({cuda_absent}), or train on the CPU."
 
 
 def _nvcc() -> str | None:

@@ -21,6 +21,7 @@ from zcomm import vectors
 from zcomm.cli.finding import OK, PROBLEM, Finding, reason
 from zcomm.cli.interfaces import LOOPBACK, gloo_choice, list_interfaces
 from zcomm.cli.ranks import World
+from zcomm.kernels import ON_GPUS
 
 STEPS = 3
 NUMEL = 1 << 16
@@ -57,7 +58,8 @@ def check_vectors() -> Finding:
 
 
 def _device_of(kernels: str) -> torch.device:
-    return torch.device("cuda" if kernels == "cuda" else "cpu")
+    types = ON_GPUS.get(kernels, ("cpu",))
+    return torch.device(types[0] if len(types) == 1 or torch.cuda.is_available() else types[-1])
 
 
 def check_ranks() -> Finding:

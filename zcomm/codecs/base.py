@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from zcomm import arguments, wire
+from zcomm import arguments, cupy_arrays, wire
 from zcomm.codecs import residual_storage
 from zcomm.codecs.format import Encoded, Format
 from zcomm.layout import Layout, Segment
@@ -87,8 +87,13 @@ class Codec:
 
         Overwrites `residual` with what the wire leaves out, and `out`, if given, with the wire.
         `verify` adds a checksum. `threads` is torch.get_num_threads() unless given, here and in
-        decode and decode_sum.
+        decode and decode_sum. With CuPy arrays instead of tensors the wire is a CuPy array, here
+        and in the decoders.
         """
+        if not isinstance(x, Tensor) and cupy_arrays.is_array(x):
+            arrays = {"x": x, "residual": residual, "out": out}
+            settings = {"prescale": prescale, "verify": verify, "kernels": kernels}
+            return cupy_arrays.call(self.encode, arrays, {**settings, "threads": threads})
         grad = arguments.flat(x, "gradient", "use .contiguous()")
         held = None if residual is None else (arguments.flat(residual, "residual", _NEW_RESIDUAL),)
         return _layout(self, grad.numel()).encode(
@@ -129,6 +134,9 @@ class Codec:
         Overwrites `out` if given. Refuses a malformed wire with a WireError; what `out` holds is
         then undefined.
         """
+        if not isinstance(wires, Tensor) and cupy_arrays.has_arrays(wires):
+            settings = {"n": n, "verify": verify, "kernels": kernels, "threads": threads}
+            return cupy_arrays.call(self.decode_sum, {"wires": wires, "out": out}, settings)
         layout = _layout(self, _count(n))
         target = None if out is None else _whole(out, layout.span)
         total = layout.decode_sum(

@@ -6,16 +6,23 @@
 | cpu                               | compiled, the fastest ISA here, or the one of ZCOMM_CPU_ISA |
 | cpu:scalar, cpu:avx2, cpu:avx512  | compiled, that ISA                                       |
 | cuda                              | compiled, for tensors on NVIDIA GPUs                     |
+| cupy                              | the same kernels, compiled at their first use by NVRTC   |
+| triton                            | for tensors on NVIDIA, AMD and Intel GPUs                |
 
-Tensors on the CPU use `cpu`, those on CUDA devices `cuda`, others `reference`. ZCOMM_KERNELS names
-another set for all calls that name none. Both variables are read once, at the first use. There is
-no silent fallback: a set that is absent raises its reason.
+Tensors on the CPU use `cpu`. Those on CUDA devices use the first that is there of `cuda`, `cupy`,
+`triton` and `reference`; those on Intel's `triton`, else `reference`; others `reference`. Where a
+GPU is left with `reference`, which is slow, a warning says so once, with all reasons. ZCOMM_KERNELS
+names another set for all calls that name none. The environment is read once, at the first use. A
+set that is asked for by name and absent raises its reason, and the `cpu` sets are never replaced.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import warnings
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -24,7 +31,10 @@ from zcomm.kernels.base import KernelSet
 from zcomm.kernels.reference import ReferenceKernels
 
 KERNELS_VARIABLE = "ZCOMM_KERNELS"
-NAMES = ("reference", "cpu", *(f"cpu:{isa}" for isa in cpu.ISAS), "cuda")
+# Sets for GPUs, the first choice first, and the types of devices whose tensors they take. ROCm's
+# builds of torch call AMD's GPUs "cuda" too: cuda and cupy are absent there.
+ON_GPUS = {"cuda": ("cuda",), "cupy": ("cuda",), "triton": ("cuda", "xpu")}
+NAMES = ("reference", "cpu", *(f"cpu:{isa}" for isa in cpu.ISAS), *ON_GPUS)
 _registered: dict[str, KernelSet] = {}
 
 
@@ -40,31 +50,53 @@ def available() -> dict[str, str]:
     return {name: _missing(name) for name in NAMES}
 
 
+def default(device_type: str) -> str:
+    """The name of the set that tensors use if nobody names one."""
+    if device_type == "cpu":
+        return "cpu"
+    return next((name for name in _fitting(device_type) if not _missing(name)), "reference")
+
+
 @lru_cache(maxsize=64)
 def _select(device: torch.device, name: str | None) -> KernelSet:
-    device_type = device.type
-    if device_type == "meta":
+    if device.type == "meta":
         raise ValueError("expected tensors that hold data, got meta tensors")
     source = "kernels"
     if name is None:
-        forced = os.environ.get(KERNELS_VARIABLE)
-        source, name = KERNELS_VARIABLE, forced or _default(device_type)
+        source, name = KERNELS_VARIABLE, os.environ.get(KERNELS_VARIABLE)
+    if not name:
+        name = default(device.type)
+        if name == "reference":
+            _warn_of_reference(device.type)
     if name in _registered:
         return _registered[name]
     if name not in NAMES:
         raise ValueError(f"{source}: expected one of {', '.join(NAMES)}, got {name!r}")
+    return _made(name, device.type)
+
+
+def _made(name: str, device_type: str) -> KernelSet:
     if name == "reference":
         return ReferenceKernels()
-    needed = "cuda" if name == "cuda" else "cpu"
-    if device_type != needed:
+    needed = ON_GPUS.get(name, ("cpu",))
+    if device_type not in needed:
         raise ValueError(
-            f"kernels {name}: expected tensors on {needed}, got {device_type}; use 'reference'"
+            f"kernels {name}: expected tensors on {' or '.join(needed)}, got {device_type}; use "
+            "'reference'"
         )
-    isa = "" if name == "cuda" else _isa(name)
-    reason = cpu.missing(isa) if isa else cuda.missing()
+    isa = "" if name in ON_GPUS else _isa(name)
+    reason = cpu.missing(isa) if isa else _missing(name)
     if reason:
         raise RuntimeError(f"kernels {name} are absent: {reason}")
-    return cpu.CpuKernels(isa) if isa else cuda.CudaKernels(cuda.load())
+    return cpu.CpuKernels(isa) if isa else _made_for_gpus(name)
+
+
+def _made_for_gpus(name: str) -> KernelSet:
+    """Imports CuPy or Triton only here."""
+    if name == "cuda":
+        return cuda.CudaKernels(cuda.load())
+    made: KernelSet = getattr(_module(name), f"{name.capitalize()}Kernels")()
+    return made
 
 
 def register(name: str, kernel_set: KernelSet) -> None:
@@ -73,23 +105,45 @@ def register(name: str, kernel_set: KernelSet) -> None:
     _select.cache_clear()
 
 
-def _default(device_type: str) -> str:
-    return device_type if device_type in ("cpu", "cuda") else "reference"
+def _fitting(device_type: str) -> list[str]:
+    return [name for name, types in ON_GPUS.items() if device_type in types]
+
+
+@lru_cache(maxsize=8)
+def _warn_of_reference(device_type: str) -> None:
+    reasons = [f"{name}: {_missing(name)}" for name in _fitting(device_type)]
+    warnings.warn(
+        f"zcomm: no kernels for tensors on {device_type}, so they go through plain torch, which "
+        f"is dozens of times slower. {'; '.join(reasons) or 'No kernel set takes such tensors'}. "
+        f"If this is meant, set {KERNELS_VARIABLE}=reference",
+        stacklevel=2,
+    )
 
 
 def _isa(name: str) -> str:
     return cpu.chosen_isa() if name == "cpu" else name.removeprefix("cpu:")
 
 
+def _module(name: str) -> Any:
+    return importlib.import_module(f"zcomm.kernels.{name}")
+
+
 def _missing(name: str) -> str:
     if name == "reference":
         return ""
-    if name == "cuda":
-        return cuda.missing()
+    if name in ON_GPUS:
+        return _missing_on_gpus(name)
     try:
         return cpu.missing(_isa(name))
     except ValueError as error:  # ZCOMM_CPU_ISA names no ISA
         return str(error)
 
 
-__all__ = ["NAMES", "KernelSet", "available", "register", "select"]
+def _missing_on_gpus(name: str) -> str:
+    try:
+        return str(_module(name).missing())
+    except ImportError as error:
+        return f"zcomm.kernels.{name} cannot be imported: {error}"
+
+
+__all__ = ["NAMES", "ON_GPUS", "KernelSet", "available", "default", "register", "select"]

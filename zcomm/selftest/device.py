@@ -24,12 +24,18 @@ def chosen(name: str, kernel_set: str | None) -> Subject:
         if absent:
             raise UsageError(f"--device {name}: {absent}")
         device = _numbered(device)
-    subject = Subject(kernel_set or os.environ.get(KERNELS_VARIABLE) or device.type, device)
+    subject = Subject(kernel_set or os.environ.get(KERNELS_VARIABLE) or _default(device), device)
     try:
         kernels.select(device, subject.kernels)
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"--kernels: {error}") from None
     return subject
+
+
+def _default(device: torch.device) -> str:
+    """Where only the reference is left for a GPU, the reason why is wanted, not a test of it."""
+    name = kernels.default(device.type)
+    return device.type if name == "reference" else name
 
 
 def _device(name: str) -> torch.device:

@@ -8,7 +8,7 @@ from torch import Tensor
 from zcomm.cli.finding import NOTE, Finding
 from zcomm.codecs import codec
 from zcomm.contract import Outcome, Subject, gradient
-from zcomm.kernels.cuda import NO_FAULT, new_faults
+from zcomm.kernels.device import NO_FAULT, new_faults
 from zcomm.layout import Layout, Residuals, Segment
 from zcomm.selftest.tally import Plan, Tally
 

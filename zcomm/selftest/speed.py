@@ -17,7 +17,7 @@ from zcomm.cli.finding import OK, Finding
 from zcomm.cli.table import whole
 from zcomm.codecs import codec
 from zcomm.contract import NAMES, Subject
-from zcomm.kernels.cuda import new_faults
+from zcomm.kernels.device import new_faults
 from zcomm.layout import Layout, Residuals, Segment
 from zcomm.selftest.tally import Plan
 

@@ -1,0 +1,108 @@
+"""CUDA's driver, as far as kernels need it that were compiled at run time: load them, find them.
+
+Its library comes with the GPU's driver, not with torch or CUDA. What is launched is launched by
+`zcomm._core`, which gets addresses of the driver's functions: a launch takes no Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+LIBRARY = "libcuda.so.1"
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+
+
+class DriverError(RuntimeError):
+    """The driver refused a call."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Driver:
+    """Raises OSError where the library is not found. The first device call needs `start`."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        self._library = ctypes.CDLL(library)
+        self._contexts: dict[int, int] = {}
+
+    def start(self) -> None:
+        self._call("cuInit", 0)
+
+    def version(self) -> int:
+        """Of the newest CUDA that it knows: 13000 for 13.0."""
+        version = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(version))
+        return version.value
+
+    def device_count(self) -> int:
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
+
+    def load(self, image: bytes, symbols: Sequence[str], ordinal: int) -> list[int]:
+        """The kernels of these names, from machine code or PTX, on a device."""
+        self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(self.context(ordinal)))
+        try:
+            module = ctypes.c_void_p()
+            self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
+            return [self._function(module, symbol) for symbol in symbols]
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _function(self, module: ctypes.c_void_p, symbol: str) -> int:
+        function = ctypes.c_void_p()
+        name = ctypes.c_char_p(symbol.encode())
+        self._call("cuModuleGetFunction", ctypes.byref(function), module, name)
+        return int(function.value or 0)
+
+    def context(self, ordinal: int) -> int:
+        """The context that torch and CuPy share on a device."""
+        if ordinal not in self._contexts:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            self._call("cuDeviceGet", ctypes.byref(device), ordinal)
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self._contexts[ordinal] = int(context.value or 0)
+        return self._contexts[ordinal]
+
+    def launcher(self, ordinal: int) -> Any:
+        """What starts kernels on a device, without any kernels yet."""
+        from zcomm import _core
+
+        return _core.Driver(
+            self._address("cuLaunchKernel"),
+            self._address("cuGetErrorName"),
+            self._address("cuCtxSetCurrent"),
+            self.context(ordinal),
+        )
+
+    def _address(self, name: str) -> int:
+        return int(ctypes.cast(self._library[name], ctypes.c_void_p).value or 0)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        error = self._library[name](*arguments)
+        if error:
+            text = ctypes.c_char_p()
+            self._library["cuGetErrorName"](error, ctypes.byref(text))
+            known = text.value.decode() if text.value else f"error {error}"
+            raise DriverError(f"{name}: expected success, got {known}", error)
+
+
+def missing(least_version: int, library: str = LIBRARY) -> str:
+    """Why no kernel can run; "" if some can. `least_version` is a major version of CUDA."""
+    try:
+        driver = Driver(library)
+        driver.start()
+        count = driver.device_count()
+    except OSError:
+        return "no CUDA driver"
+    except DriverError as error:
+        return "no CUDA device" if error.code == _NO_DEVICE else str(error)
+    if count == 0:
+        return "no CUDA device"
+    if driver.version() // 1000 < least_version:
+        return f"the CUDA driver is older than CUDA {least_version}; update it"
+    return ""

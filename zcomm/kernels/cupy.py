@@ -1,0 +1,74 @@
+"""The cupy kernel set: the CUDA kernels, compiled at their first use for the device at hand.
+
+For machines with an NVIDIA GPU and without a `zcomm._cuda` that fits. Sources, plans, order of
+launches and arguments are those of the cuda set; CuPy brings NVRTC, which compiles them, and the
+driver loads them. A kernel file is compiled when a layout needs it, and kept on disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zcomm.kernels import cuda_driver, nvrtc
+from zcomm.kernels.cuda import CudaKernels, for_rocm
+from zcomm.kernels.nvrtc import Unit
+
+# A unit's machine code or PTX for a device.
+Images = Callable[[Unit, torch.device], bytes]
+
+
+class CupyKernels(CudaKernels):
+    """The kernels that a driver loads; both are others where they run on an emulator."""
+
+    def __init__(
+        self,
+        name: str = "cupy",
+        driver: cuda_driver.Driver | None = None,
+        images: Images | None = None,
+    ) -> None:
+        from zcomm import _core
+
+        super().__init__(_core, name)
+        self._core = _core
+        self._images = images or _image
+        self._driver = driver or cuda_driver.Driver()
+        self._driver.start()
+        self._launchers: dict[int, Any] = {}
+        self._loading = threading.Lock()
+
+    def launcher(self, plan: Any, device: torch.device) -> Any:
+        """With all kernels that the plan may launch."""
+        ordinal = device.index or 0
+        with self._loading:
+            if ordinal not in self._launchers:
+                self._launchers[ordinal] = self._driver.launcher(ordinal)
+            found = self._launchers[ordinal]
+            for kernel in plan.kernels():
+                if not found.has(kernel):
+                    _, file, rows = self._core.KERNELS[kernel]
+                    self._load(found, Unit(file, rows), device)
+        return found
+
+    def _load(self, launcher: Any, unit: Unit, device: torch.device) -> None:
+        symbols = {
+            symbol: kernel
+            for kernel, (symbol, file, rows) in enumerate(self._core.KERNELS)
+            if unit == (file, rows)
+        }
+        functions = self._driver.load(self._images(unit, device), [*symbols], device.index or 0)
+        for kernel, function in zip(symbols.values(), functions):
+            launcher.set_function(kernel, function)
+
+
+def _image(unit: Unit, device: torch.device) -> bytes:
+    return nvrtc.image_for(unit, torch.cuda.get_device_capability(device))
+
+
+def missing() -> str:
+    """Why the kernels are absent; "" if they are there. What is quick to know comes first."""
+    reason = for_rocm() or nvrtc.missing() or cuda_driver.missing(0) or nvrtc.missing_library()
+    return reason or cuda_driver.missing(nvrtc.version()[0])

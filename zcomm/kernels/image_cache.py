@@ -1,0 +1,103 @@
+"""Compiled kernels on disk: they take seconds to make, and every rank of every job needs them.
+
+A file holds a SHA-256 of its contents, then the contents; it gets its name when it is whole. Of
+several processes that need the same file, one makes it and the others wait for it. Where nothing
+can be kept, each process makes its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+CACHE_VARIABLE = "ZCOMM_CACHE_DIR"
+_DIGEST_NBYTES = 32
+
+
+def folder() -> Path:
+    """ZCOMM_CACHE_DIR, else zcomm's folder where the user's caches are."""
+    told = os.environ.get(CACHE_VARIABLE)
+    if told:
+        return Path(told)
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return Path(caches or Path.home() / ".cache", "zcomm")
+
+
+def cached(name: str, make: Callable[[], bytes]) -> bytes:
+    """The contents of a file, which are made if it is not there or damaged."""
+    path = folder() / name
+    found = _read(path)
+    if found is not None:
+        return found
+    try:
+        lock = _lock(path.with_suffix(".lock"))
+    except OSError as error:
+        _warn(str(path.parent), str(error))
+        return make()
+    try:
+        found = _read(path)
+        if found is None:
+            found = make()
+            _write(path, found)
+        return found
+    finally:
+        os.close(lock)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        whole = path.read_bytes()
+    except OSError:
+        return None
+    digest, data = whole[:_DIGEST_NBYTES], whole[_DIGEST_NBYTES:]
+    return data if hashlib.sha256(data).digest() == digest else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with _replacement(path) as file:
+            file.write(hashlib.sha256(data).digest() + data)
+    except OSError as error:  # a full disk
+        _warn(str(path.parent), str(error))
+
+
+@contextmanager
+def _replacement(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when it is written; or goes away."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _lock(path: Path) -> int:
+    """Waits until no other process holds the lock; closing the file gives it back."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+@lru_cache(maxsize=8)
+def _warn(where: str, why: str) -> None:
+    warnings.warn(
+        f"zcomm: expected a folder for compiled kernels that can be written, got {where} ({why}); "
+        f"each process compiles its own, which takes seconds. Set {CACHE_VARIABLE}",
+        stacklevel=2,
+    )

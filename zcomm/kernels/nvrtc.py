@@ -1,0 +1,134 @@
+"""The CUDA kernels' sources, compiled at run time: NVRTC, through CuPy's binding of it.
+
+The sources are those that `zcomm._cuda` is built from; the wheel carries them. A unit is what is
+compiled at once: a kernel file, of codecs with blocks for one number of rows in a block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zcomm.kernels.image_cache import cached
+
+SOURCES = Path(__file__).parent / "csrc"
+# What nvcc is told and NVRTC does anyway (-O3), or is given in another way.
+_NVCC_ONLY = ("-O3", "-Icsrc")
+_INSTALL = "pip install cupy-cuda13x, or cupy-cuda12x where torch is for CUDA 12"
+
+
+class Unit(NamedTuple):
+    file: str
+    rows: int  # 0: a file without blocks
+
+    def options(self) -> tuple[str, ...]:
+        return (f"-DZC_ROWS={self.rows}",) if self.rows else ()
+
+
+def image_for(unit: Unit, capability: tuple[int, int]) -> bytes:
+    """Machine code or PTX for a device."""
+    return image(unit, target_for(capability, _binding().getSupportedArchs()))
+
+
+def image(unit: Unit, target: str) -> bytes:
+    """A unit for a target; from the cache if it is there."""
+    name = f"{unit.file}_{unit.rows}_{target}_{_key(unit, target)}.image"
+    return cached(name, lambda: compiled(unit, target))
+
+
+def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
+    """Code of a device's major version runs on it; of a later one PTX does."""
+    major, arch = capability[0], 10 * capability[0] + capability[1]
+    same = [known for known in supported if known // 10 == major and known <= arch]
+    if same:
+        return f"sm_{max(same)}"
+    older = [known for known in supported if known < arch]
+    if not older:
+        least = min(supported)
+        raise RuntimeError(
+            f"kernels cupy: expected a GPU of compute capability {least // 10}.{least % 10} or "
+            f"later, which NVRTC {'.'.join(map(str, version()))} compiles for, got "
+            f"{major}.{capability[1]}; use an older cupy, or kernels='triton' or 'reference'"
+        )
+    return f"compute_{max(older)}"
+
+
+def compiled(unit: Unit, target: str) -> bytes:
+    """A unit for sm_90 (machine code) or compute_90 (PTX)."""
+    nvrtc, headers = _binding(), _headers()
+    source = (SOURCES / "cuda" / f"{unit.file}.cu").read_text()
+    program = nvrtc.createProgram(
+        source, f"{unit.file}.cu", tuple(headers.values()), tuple(headers)
+    )
+    try:
+        nvrtc.compileProgram(program, (f"--gpu-architecture={target}", *_options(unit)))
+        made = nvrtc.getCUBIN(program) if target.startswith("sm_") else nvrtc.getPTX(program)
+        return bytes(made)
+    except nvrtc.NVRTCError as error:
+        raise RuntimeError(
+            f"kernels cupy: expected NVRTC to compile {unit.file}.cu for {target}, got {error}\n"
+            f"{nvrtc.getProgramLog(program)}"
+        ) from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def version() -> tuple[int, int]:
+    """NVRTC's, which is CUDA's."""
+    major, minor = _binding().getVersion()
+    return major, minor
+
+
+def missing() -> str:
+    """Why nothing can be compiled, before NVRTC itself is looked for; "" if it might."""
+    if importlib.util.find_spec("cupy_backends") is None:
+        return f"CuPy is not installed; {_INSTALL}"
+    if not (SOURCES / "cuda").is_dir():
+        return f"the kernels' sources are not in {SOURCES.parent}; install zcomm as a wheel"
+    return ""
+
+
+@lru_cache(maxsize=1)
+def missing_library() -> str:
+    """Why NVRTC cannot be used; "" if it can. Loads it: tens of megabytes."""
+    try:
+        version()
+    except Exception as error:  # CuPy's own kinds: no library, another one, one that fails
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        return (
+            f"NVRTC cannot be loaded ({first}); pip install nvidia-cuda-nvrtc (CUDA 13) or "
+            "nvidia-cuda-nvrtc-cu12, or set CUDA_PATH to a CUDA toolkit"
+        )
+    return ""
+
+
+def _binding() -> Any:
+    """Without the rest of CuPy, which takes long to import."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    return nvrtc
+
+
+@lru_cache(maxsize=1)
+def _headers() -> dict[bytes, bytes]:
+    """By the name that an #include gives."""
+    files = sorted(f for part in ("codec", "cuda") for f in (SOURCES / part).glob("*.h"))
+    return {f.relative_to(SOURCES).as_posix().encode(): f.read_bytes() for f in files}
+
+
+def _options(unit: Unit) -> tuple[str, ...]:
+    told = (SOURCES / "cuda" / "nvcc_options.txt").read_text().split()
+    return (*(option for option in told if option not in _NVCC_ONLY), *unit.options())
+
+
+def _key(unit: Unit, target: str) -> str:
+    """Of all that decides what comes out."""
+    whole = hashlib.sha256(repr((version(), target, _options(unit))).encode())
+    whole.update((SOURCES / "cuda" / f"{unit.file}.cu").read_bytes())
+    for name, text in _headers().items():
+        whole.update(name + b"\0" + text + b"\0")
+    return whole.hexdigest()[:16]

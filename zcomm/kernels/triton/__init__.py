@@ -1,0 +1,53 @@
+"""The triton kernel set, for GPUs of any make. Importing this package does not import triton.
+
+| file                                  | what it has                                             |
+| ------------------------------------- | ------------------------------------------------------- |
+| kernel_set.py                         | TritonKernels: encode and decode_sum                    |
+| plan.py                               | a layout as the kernels see it: a table of numbers      |
+| registry.py, arguments.py             | every kernel and variant, and what they take            |
+| launch.py                             | the one place that starts them                          |
+| blocks.py, plain.py, topk*.py, idle.py | the kernels                                            |
+| uniform.py, fp8.py, lm.py, sign.py    | what codecs with blocks differ in                       |
+| tile.py, values.py, codes.py, frame.py, padding.py, block.py, bits.py | the parts of kernels    |
+
+**The registry.** `registry.variants(tile_elements)` lists all that can be launched. A Variant has
+
+- `name`: of the variant, "encode_int4_128";
+- `function`: the `@triton.jit` function; several variants share one;
+- `arguments`: the names of its arguments, in order. All are int64 (`ARGUMENT_TYPE`, "i64"):
+  addresses, counts and bits. None is specialised on its value;
+- `constexprs`: the values of its other parameters, by name;
+- `signature`: the types of all parameters, as `triton.compiler.ASTSource` takes them;
+- `options`: the compiler's: `num_warps`, and no fusion of multiplies and adds.
+
+A grid has one dimension. The sizes of tiles and steps (registry.py) are in the constexprs and
+change no result.
+
+**The launch layer.** `TritonKernels(name, launch)` starts everything through
+`launch(variant, programs, arguments)`, `arguments` being plain integers. launch.py's is Triton's
+own, which serves devices and, with TRITON_INTERPRET=1 set before the kernels are imported, the
+interpreter. Another one may run what `triton.compile` made of a variant.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from zcomm.kernels.triton.kernel_set import TritonKernels
+
+
+@lru_cache(maxsize=1)
+def missing() -> str:
+    """Why the kernels are absent; "" if they are there."""
+    try:
+        from triton.runtime import driver
+    except ImportError as error:
+        return f"triton cannot be imported: {error}; pip install triton"
+    try:
+        driver.active.get_current_device()
+    except Exception as error:  # whatever a driver's own libraries raise
+        return f"triton finds no GPU: {error}"
+    return ""
+
+
+__all__ = ["TritonKernels", "missing"]

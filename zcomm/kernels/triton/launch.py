@@ -1,0 +1,15 @@
+"""The one place from which kernels are launched. Whoever runs them otherwise gives another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from zcomm.kernels.triton.registry import Variant
+
+# A variant, the number of programs, and the values of the variant's arguments.
+Launch = Callable[[Variant, int, Sequence[int]], None]
+
+
+def launch(variant: Variant, programs: int, arguments: Sequence[int]) -> None:
+    """On the current device and its current stream; or in the interpreter, on the CPU's memory."""
+    variant.function[(programs,)](*arguments, **variant.constexprs, **variant.options)

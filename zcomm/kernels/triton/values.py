@@ -1,0 +1,186 @@
+"""What is encoded: v = gradient * prescale, plus the residual; and what is kept of it.
+
+A residual's stored bits are read as they are (`raw`), so that what stays as it was keeps its bytes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from zcomm.kernels.triton.bits import (
+    bf16_saturate,
+    bf16_value,
+    bits,
+    fp16_value,
+    from_bits,
+)
+from zcomm.kernels.triton.block import absmax
+from zcomm.kernels.triton.tile import (
+    FRAMES,
+    GRAD_BF16,
+    GRAD_FP32,
+    KEEP_IDLE,
+    OFFSET,
+    RESIDUAL_CODES,
+    RESIDUAL_SHIFT,
+    RESIDUAL_USED,
+    bytes_at,
+    ints_at,
+    shorts_at,
+    store_zeros,
+    words_at,
+)
+from zcomm.kernels.triton.uniform import int8_quantise
+
+NO_RESIDUAL: tl.constexpr = tl.constexpr(0)
+FP32: tl.constexpr = tl.constexpr(1)
+BF16: tl.constexpr = tl.constexpr(2)
+INT8: tl.constexpr = tl.constexpr(3)
+
+
+@triton.jit
+def load_gradient(
+    grad: tl.tensor, flags: tl.tensor, first: tl.tensor, at: tl.tensor, valid: tl.tensor
+) -> tl.tensor:
+    """Elements first + at of the gradient, exactly, as fp32."""
+    kind = flags & 3
+    if kind == GRAD_FP32:
+        u = tl.load(ints_at(grad + first * 4) + at, mask=valid, other=0)
+    else:
+        u = tl.load(shorts_at(grad + first * 2) + at, mask=valid, other=0).to(tl.int32)
+        if kind == GRAD_BF16:
+            u = u << 16
+        else:
+            u = bits(fp16_value(u))
+    return from_bits(u)
+
+
+@triton.jit
+def residual_kind(
+    tables: tl.tensor,
+    scratch: tl.tensor,
+    residual_in: tl.tensor,
+    segment: tl.tensor,
+    flags: tl.tensor,
+) -> tl.tensor:
+    """Its storage, or NO_RESIDUAL: the segment has none, or is idle and leaves it alone."""
+    kind = (flags >> RESIDUAL_SHIFT) & 3
+    if kind != NO_RESIDUAL:
+        if tl.load(words_at(residual_in) + segment) == 0:
+            kind = kind * 0
+        if flags & KEEP_IDLE:
+            idle = words_at(scratch) + 2 * tl.load(words_at(tables) + FRAMES)
+            if tl.load(idle + segment) != 0:
+                kind = kind * 0
+    return kind
+
+
+@triton.jit
+def load_residual(
+    residual: tl.tensor,
+    kind: tl.tensor,
+    row: tl.tensor,
+    segment: tl.tensor,
+    first: tl.tensor,
+    at: tl.tensor,
+    valid: tl.tensor,
+    m: tl.tensor,
+    ROWS: tl.constexpr,
+    LOG2: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The stored bits of each element, and of each block's scale."""
+    raw, scale = at * 0, m * 0
+    if kind != NO_RESIDUAL:
+        address = tl.load(words_at(residual) + segment)
+        if kind == FP32:
+            raw = tl.load(ints_at(address + first * 4) + at, mask=valid, other=0)
+        elif kind == BF16:
+            raw = tl.load(shorts_at(address + first * 2) + at, mask=valid, other=0).to(tl.int32)
+        else:
+            codes = address + tl.load(row + RESIDUAL_CODES) + first
+            raw = tl.load(bytes_at(codes) + at, mask=valid, other=0).to(tl.int32)
+            scales = shorts_at(address + (first >> LOG2) * 2) + tl.arange(0, ROWS)
+            scale = tl.load(scales, mask=m > 0, other=0).to(tl.int32)
+    return raw, scale
+
+
+@triton.jit
+def residual_value(raw: tl.tensor, scale: tl.tensor, kind: tl.tensor) -> tl.tensor:
+    value = from_bits(raw)
+    if kind == BF16:
+        value = bf16_value(raw)
+    elif kind == INT8:
+        value = ((raw ^ 128) - 128).to(tl.float32) * bf16_value(scale)[:, None]
+    return value
+
+
+@triton.jit
+def load_values(
+    grad: tl.tensor,
+    prescale: tl.tensor,
+    flags: tl.tensor,
+    row: tl.tensor,
+    first: tl.tensor,
+    at: tl.tensor,
+    valid: tl.tensor,
+    kind: tl.tensor,
+    raw: tl.tensor,
+    scale: tl.tensor,
+) -> tl.tensor:
+    """v; 0 behind the segment's end. `prescale` is the bits of an fp32 number."""
+    g = load_gradient(grad, flags, tl.load(row + OFFSET) + first, at, valid)
+    v = g * from_bits(prescale.to(tl.int32))
+    if kind != NO_RESIDUAL:
+        v = v + residual_value(raw, scale, kind)
+    return tl.where(valid, v, 0.0)
+
+
+@triton.jit
+def store_residual(
+    residual: tl.tensor,
+    kind: tl.tensor,
+    row: tl.tensor,
+    segment: tl.tensor,
+    first: tl.tensor,
+    at: tl.tensor,
+    valid: tl.tensor,
+    m: tl.tensor,
+    raw: tl.tensor,
+    old_scale: tl.tensor,
+    kept: tl.tensor,
+    e: tl.tensor,
+    ROWS: tl.constexpr,
+    LOG2: tl.constexpr,
+) -> None:
+    """Writes e; where `kept`, what was there. int8 storage looks at each block's `kept` alone."""
+    if kind != NO_RESIDUAL:
+        address = tl.load(words_at(residual) + segment)
+        if kind == FP32:
+            new = tl.where(kept, raw, bits(e))
+            tl.store(ints_at(address + first * 4) + at, new, mask=valid)
+        elif kind == BF16:
+            new = tl.where(kept, raw, bf16_saturate(e))
+            tl.store(shorts_at(address + first * 2) + at, new.to(tl.uint16), mask=valid)
+        else:
+            e = tl.where(valid, e, 0.0)
+            scale, codes = int8_quantise(e, absmax(e))
+            new = tl.where(kept, raw, codes)
+            to = address + tl.load(row + RESIDUAL_CODES) + first
+            # Several lanes may have read the scale that one of them now overwrites.
+            tl.debug_barrier()
+            tl.store(bytes_at(to) + at, new.to(tl.uint8), mask=valid)
+            scale = tl.where(tl.max(kept.to(tl.int32), 1) != 0, old_scale, scale)
+            scales = shorts_at(address + (first >> LOG2) * 2) + tl.arange(0, ROWS)
+            tl.store(scales, scale.to(tl.uint16), mask=m > 0)
+
+
+@triton.jit
+def clear_residual_paddings(
+    residual: tl.tensor, kind: tl.tensor, row: tl.tensor, segment: tl.tensor
+) -> None:
+    if kind == INT8:
+        address = tl.load(words_at(residual) + segment)
+        store_zeros(address, tl.load(row + RESIDUAL_USED))
+        codes = address + tl.load(row + RESIDUAL_CODES)
+        store_zeros(codes, tl.load(row + RESIDUAL_USED + 1))
