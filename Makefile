@@ -45,7 +45,7 @@ gpu-proof-steps:
 	OMP_NUM_THREADS=1 ZCOMM_EMULATED=$(subst $(space),$(comma),$(GPU_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_emulator.py tests/test_ptx.py tests/test_ptx_nvcc.py tests/test_ptx_refusals.py \
 	    tests/test_gpu_gates.py tests/test_gpu_mutations.py tests/test_device_engine.py tests/test_device_failures.py tests/test_streams.py
-	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS) tests/interpreted_triton
+	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load --timeout 3600 $(GPU_TESTS) tests/interpreted_triton
 	$(MAKE) --no-print-directory gpu-sanitize
 	$(MAKE) --no-print-directory gpu-report
 

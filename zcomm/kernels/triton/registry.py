@@ -14,7 +14,7 @@ from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS, topk_tile_elemen
 from zcomm.wire import CODEC_IDS
 
 # A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
-# shared memory. Larger blocks are shared by two or four warps.
+# shared memory. Blocks of more than 128 elements are shared by two to eight warps.
 TILE_ELEMENTS = 2048
 STEP_ELEMENTS = 256
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
@@ -105,7 +105,7 @@ def _pair(
 ) -> list[Variant]:
     names = (variant_name(call, CODEC_IDS[codec], 1 << log2 if log2 else 0) for call in _CALLS)
     encode_name, decode_name = names
-    warps = max((1 << log2) // STEP_ELEMENTS, 1)
+    warps = max((1 << log2) // PLAIN_BLOCK, 1)
     return [
         Variant(encode_name, encode, ENCODE_ARGUMENTS, constexprs, num_warps=warps),
         Variant(decode_name, decode, DECODE_ARGUMENTS, constexprs, num_warps=warps),
