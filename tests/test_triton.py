@@ -41,7 +41,7 @@ def test_interpreted_kernels(part: tuple[str, ...]) -> None:
     environment = {**os.environ, "ZCOMM_TRITON": "interpreted", "OMP_NUM_THREADS": "1"}
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "short_triton"]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "short_triton"]
     done = subprocess.run(
         [*command, *(str(TESTS / name) for name in part)],
         cwd=TESTS.parent,
