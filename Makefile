@@ -52,7 +52,7 @@ gpu-proof-steps:
 	$(BIN)/python tests/emulated_triton.py $(TRITON_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=$(subst $(space),$(comma),$(TRITON_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_triton_ptx.py tests/test_triton_compiled.py tests/test_triton_mutations.py
-	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS) tests/interpreted_triton
+	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load --timeout 3600 $(GPU_TESTS) tests/interpreted_triton
 	$(MAKE) --no-print-directory gpu-sanitize
 	$(MAKE) --no-print-directory gpu-report
 

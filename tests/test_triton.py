@@ -43,7 +43,7 @@ def run_pytest(kind: str, part: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "short_triton"]
     done = subprocess.run(
         [*command, *(str(TESTS / name) for name in part)],
-        cwd=TESTS.parent,
+        cwd=TESTS,  # not beside the source tree, which Python would import
         env=environment,
         capture_output=True,
         text=True,

@@ -9,6 +9,7 @@ import ctypes
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import emulated_triton
 from contract_data import Case, Outcome, assert_same_outcome, inputs, reference
 from emulated_triton import Kernels
 from test_triton import CONTRACT, run_pytest
-from triton_compiler import Target
+from triton_compiler import Compiled, Target
 from zcomm import codec, kernels
 
 TOOLS = emulated.ROOT / "tools"
@@ -86,11 +87,27 @@ def test_kernels_for_amd_fit_into_registers() -> None:
 
 
 @needs_tools
-@pytest.mark.parametrize("target", [Target("cuda", 90), Target("hip", "gfx942")], ids=str)
-def test_a_kernel_that_spills_is_refused(target: Target) -> None:
-    tests = emulated.ROOT / "tests"
-    kernels = Kernels("triton_samples", target, (tests / "triton_samples.py",), (str(tests),))
-    (use,) = uses(kernels, ["spill"])
-    assert use.failure.startswith(f"spill {target.name}: expected all in registers, got ")
+def test_a_kernel_that_spills_is_refused() -> None:
+    tests, target = emulated.ROOT / "tests", Target("cuda", 90)
+    samples = Kernels("triton_samples", target, (tests / "triton_samples.py",), (str(tests),))
+    (use,) = uses(samples, ["spill"])
+    assert use.failure.startswith("spill sm_90: expected all in registers, got ")
     assert use.stack > 0
     assert list(triton_gates.rows([use]))[1][1].endswith(f" + {use.stack} B")
+
+
+def test_spills_of_amd_are_told_apart(tmp_path: Path) -> None:
+    """Vector registers go to memory, scalar ones to lanes of vector registers."""
+    names = ("private_segment_fixed_size", "vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
+    one = Compiled("encode", "encode", str(tmp_path / "encode.amdgcn"), "", (), 64, 0)
+    for figures, failure in (
+        ((0, 90, 0, 0), ""),
+        ((0, 90, 0, 7), ""),
+        ((40, 90, 10, 0), "got 40 bytes of stack and 10 spilled registers"),
+    ):
+        text = "".join(f"    .{name}: {n}\n" for name, n in zip(names, figures))
+        Path(one.assembly).write_text(text)
+        (use,) = triton_gates.uses("gfx942", [one])
+        assert (use.stack, use.registers, use.spills, use.scalar_spills) == figures
+        assert use.failure.endswith(failure)
+        assert bool(use.failure) == bool(failure)

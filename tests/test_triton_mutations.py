@@ -45,20 +45,21 @@ def register(name: str, own: dict[str, Kernel]) -> str:
     return name
 
 
-def compare(name: str) -> None:
+def compare(name: str, codec: str = "int4") -> None:
     for case in SOME:
-        got = run_case(name, "int4", torch.float32, torch.float32, case)
-        assert_same_outcome(got, reference("int4", torch.float32, torch.float32, case), case)
+        got = run_case(name, codec, torch.float32, torch.float32, case)
+        assert_same_outcome(got, reference(codec, torch.float32, torch.float32, case), case)
 
 
-def assert_found(name: str) -> None:
+def assert_found(name: str, codec: str = "int4") -> None:
     """By the comparison, or already by a decoder that refuses the wire."""
     with pytest.raises((AssertionError, WireError), match="expected"):
-        compare(name)
+        compare(name, codec)
 
 
-def test_unchanged_kernels_pass() -> None:
-    compare(register("unchanged", {}))
+@pytest.mark.parametrize("codec", ["int4", "topk:0.3"])
+def test_unchanged_kernels_pass(codec: str) -> None:
+    compare(register("unchanged", {}), codec)
 
 
 # ---- In the source ----
@@ -85,7 +86,9 @@ def test_an_approximate_division_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_fused_multiply_and_add_is_found(tmp_path: Path) -> None:
-    fused = "tl.fma(g, from_bits(raw * 0 + prescale), residual_value(raw, scale, kind))"
+    fused = (
+        "tl.fma(g, from_bits((raw * 0 + prescale).to(tl.int32)), residual_value(raw, scale, kind))"
+    )
     changed = changed_kernels(
         tmp_path, "values.py", "v = v + residual_value(raw, scale, kind)", f"v = {fused}"
     )
@@ -100,9 +103,9 @@ def test_a_compiler_that_may_fuse_is_refused() -> None:
 # ---- In the PTX ----
 
 
-def changed_ptx(folder: Path, change: Callable[[str], str]) -> Kernel:
+def changed_ptx(folder: Path, change: Callable[[str], str], name: str = ENCODE) -> Kernel:
     right = emulated_triton.zcomm_kernels(TARGET)
-    (compiled,) = right.compiled([ENCODE])
+    (compiled,) = right.compiled([name])
     text = Path(compiled.assembly).read_text()
     path = folder / "changed.ptx"
     path.write_text(change(text))
@@ -119,12 +122,13 @@ def test_a_wrong_lane_is_found(tmp_path: Path) -> None:
 
 
 def test_a_missing_barrier_is_found(tmp_path: Path) -> None:
-    """Warps run as far apart as barriers allow."""
+    """Of a kernel with eight warps, which run as far apart as barriers allow."""
 
     def change(ptx: str) -> str:
         return re.sub(r"bar\.sync\s+0;", "", ptx)
 
-    assert_found(register("no barrier", {ENCODE: changed_ptx(tmp_path, change)}))
+    kernel = changed_ptx(tmp_path, change, "topk_write")
+    assert_found(register("no barrier", {"topk_write": kernel}), "topk:0.3")
 
 
 def test_another_rounding_is_found(tmp_path: Path) -> None:

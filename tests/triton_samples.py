@@ -120,5 +120,5 @@ def variants() -> list[Variant]:
         Variant("add_up", add_up, summed | {"COUNT": const}, count),
         Variant("divide", divide, pair | {"COUNT": const}, count),
         Variant("outside", outside, {"out": "*fp32"}, {}),
-        Variant("spill", spill, pair | {"COUNT": const}, {"COUNT": 32768}, 1),
+        Variant("spill", spill, pair | {"COUNT": const}, {"COUNT": 16384}, 1),
     ]
