@@ -17,7 +17,7 @@ NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o -path csrc/emulator
 SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -path csrc/emulator -prune -o -type d -not -name __pycache__ -print)
 CLANG_FORMAT_FILES := $(shell find csrc \( -name "*.cpp" -o -name "*.h" -o -name "*.cu" \) -not -name lm_tables.h)
 
-.PHONY: test test-integrations gpu-proof gpu-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint format sanitize gpu-sanitize avx512-proof clean
+.PHONY: test test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint format sanitize gpu-sanitize avx512-proof clean
 
 # The CUDA kernels' PTX is made into modules for the emulator first: nvcc's where that is, NVRTC's, and what Triton compiles.
 test: $(VENV)/installed
@@ -29,7 +29,7 @@ test: $(VENV)/installed
 test-integrations: $(FRAMEWORKS)/installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/integrations
 
-# All that can be known about the CUDA kernels without a GPU. See docs/gpu.md.
+# All that can be known about the kernels for GPUs without one, in two parts, whose last outputs are checked in. See docs/gpu.md.
 GPU_TESTS := tests/test_codec_contract.py tests/test_contract_layouts.py tests/test_hostile_wire.py tests/test_hostile_bodies.py \
     tests/test_idle.py tests/test_rounding.py tests/test_topk_selection.py tests/test_vectors.py
 GPU_KINDS := ptx80 ptx90 ptx100 source nvrtc80 nvrtc90
@@ -37,24 +37,31 @@ TRITON_KINDS := ptx80 ptx90 ptx100 ptx120
 comma := ,
 space := $(subst ,, )
 
-gpu-proof: $(VENV)/installed
-	mkdir -p build && $(MAKE) --no-print-directory gpu-proof-steps > build/gpu_proof.txt 2>&1; \
-	    status=$$?; cat build/gpu_proof.txt; exit $$status
-	sed -E -e 's/ in [0-9.]+s.*$$//' -e '/^(make|g\+\+|bringing up|\.+ *(\[|$$))/d' build/gpu_proof.txt | cat -s > benchmarks/results/gpu_proof.txt
+gpu-proof: cuda-proof triton-proof
 
-gpu-proof-steps:
+cuda-proof triton-proof: %-proof: $(VENV)/installed
+	mkdir -p build && $(MAKE) --no-print-directory $*-proof-steps > build/$*_proof.txt 2>&1; \
+	    status=$$?; cat build/$*_proof.txt; exit $$status
+	sed -E -e 's/ in [0-9.]+s.*$$//' -e '/^(make|g\+\+|bringing up|\.+ *(\[|$$))/d' build/$*_proof.txt | cat -s > benchmarks/results/$*_proof.txt
+
+# The CUDA kernels: as nvcc and as NVRTC compile them, and their source.
+cuda-proof-steps:
 	$(BIN)/python tests/emulated.py $(GPU_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_EMULATED=$(subst $(space),$(comma),$(GPU_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_emulator.py tests/test_ptx.py tests/test_ptx_nvcc.py tests/test_ptx_refusals.py \
 	    tests/test_gpu_gates.py tests/test_gpu_mutations.py tests/test_device_engine.py tests/test_device_failures.py tests/test_streams.py \
 	    tests/test_cuda_driver.py tests/test_cupy_contract.py tests/test_image_cache.py
 	OMP_NUM_THREADS=1 ZCOMM_NVRTC_ARCHS=80,90,100 $(BIN)/pytest $(PYTEST_ARGS) --dist load tests/test_nvrtc.py
+	$(MAKE) --no-print-directory gpu-sanitize
+	$(BIN)/python tools/gpu_report.py
+
+# The Triton kernels: as Triton compiles them, and interpreted.
+triton-proof-steps:
 	$(BIN)/python tests/emulated_triton.py $(TRITON_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=$(subst $(space),$(comma),$(TRITON_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_triton_ptx.py tests/test_triton_compiled.py tests/test_triton_mutations.py
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load --timeout 3600 $(GPU_TESTS) tests/interpreted_triton
-	$(MAKE) --no-print-directory gpu-sanitize
-	$(MAKE) --no-print-directory gpu-report
+	$(BIN)/python tools/gpu_report.py --triton
 
 gpu-report: $(VENV)/installed
 	$(BIN)/python tools/gpu_report.py
