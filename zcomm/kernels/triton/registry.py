@@ -14,9 +14,9 @@ from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS, topk_tile_elemen
 from zcomm.wire import CODEC_IDS
 
 # A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
-# shared memory. Warps share larger blocks; as many that nothing spills for sm_90.
+# shared memory. Warps share larger blocks, so that lanes have few elements each and spill none.
 TILE_ELEMENTS = 2048
-STEP_ELEMENTS = 256
+STEP_ELEMENTS = 128
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
 
 _LOG2_BLOCKS = range(5, 11)
