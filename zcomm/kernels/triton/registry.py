@@ -18,6 +18,8 @@ from zcomm.wire import CODEC_IDS
 TILE_ELEMENTS = 2048
 STEP_ELEMENTS = 128
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
+# As many registers as a thread can have. ptxas would rather spill a few to have more warps at once.
+CUDA_OPTIONS = MappingProxyType({"maxnreg": 255})
 
 _LOG2_BLOCKS = range(5, 11)
 _LOG2_PLAIN = PLAIN_BLOCK.bit_length() - 1
@@ -46,8 +48,12 @@ class Variant:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The compiler's, besides those of the target."""
+        """The compiler's, for any target."""
         return {"num_warps": self.num_warps, **OPTIONS}
+
+    def options_for(self, backend: str) -> dict[str, Any]:
+        """Those for a target: "cuda" or another one."""
+        return self.options | (dict(CUDA_OPTIONS) if backend == "cuda" else {})
 
 
 @cache
@@ -125,7 +131,7 @@ def _topk(tile_elements: int) -> list[Variant]:
         *digits,
         Variant("topk_count", topk.topk_count, ENCODE_ARGUMENTS, rows, num_warps=8),
         Variant("topk_share", topk.topk_share, ENCODE_ARGUMENTS, chunk, num_warps=8),
-        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=8),
+        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=16),
         Variant("decode_topk", topk_decode.decode_topk, DECODE_ARGUMENTS, sizes, num_warps=8),
     ]
 
