@@ -18,8 +18,7 @@ from zcomm.wire import CODEC_IDS
 TILE_ELEMENTS = 2048
 STEP_ELEMENTS = 128
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
-# As many registers as a thread can have. ptxas would rather spill a few to have more warps at once.
-CUDA_OPTIONS = MappingProxyType({"maxnreg": 255})
+_REGISTERS = 65536  # of a multiprocessor
 
 _LOG2_BLOCKS = range(5, 11)
 _LOG2_PLAIN = PLAIN_BLOCK.bit_length() - 1
@@ -53,7 +52,11 @@ class Variant:
 
     def options_for(self, backend: str) -> dict[str, Any]:
         """Those for a target: "cuda" or another one."""
-        return self.options | (dict(CUDA_OPTIONS) if backend == "cuda" else {})
+        if backend != "cuda":
+            return self.options
+        # As many registers as a thread can have, all of a program's in one multiprocessor: ptxas
+        # would rather spill a few to have more programs at once.
+        return {**self.options, "maxnreg": min(_REGISTERS // (32 * self.num_warps), 255)}
 
 
 @cache
