@@ -92,7 +92,8 @@ def test_no_value_of_an_argument_chooses_a_variant() -> None:
             assert parameters[name].do_not_specialize
             assert parameters[name].annotation_type == variant.signature[name] == "i64"
         assert all(parameters[name].is_constexpr for name in variant.constexprs)
-        assert variant.options["enable_fp_fusion"] is False
+        for backend in ("cuda", "hip"):
+            assert variant.options_for(backend)["enable_fp_fusion"] is False
 
 
 @needs_triton

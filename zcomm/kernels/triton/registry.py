@@ -14,10 +14,11 @@ from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS, topk_tile_elemen
 from zcomm.wire import CODEC_IDS
 
 # A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
-# shared memory. Warps share larger blocks; as many that nothing spills for sm_90.
+# shared memory. Warps share larger blocks, so that lanes have few elements each and spill none.
 TILE_ELEMENTS = 2048
-STEP_ELEMENTS = 256
+STEP_ELEMENTS = 128
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
+_REGISTERS = 65536  # of a multiprocessor
 
 _LOG2_BLOCKS = range(5, 11)
 _LOG2_PLAIN = PLAIN_BLOCK.bit_length() - 1
@@ -46,8 +47,16 @@ class Variant:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The compiler's, besides those of the target."""
+        """The compiler's, for any target."""
         return {"num_warps": self.num_warps, **OPTIONS}
+
+    def options_for(self, backend: str) -> dict[str, Any]:
+        """Those for a target: "cuda" or another one."""
+        if backend != "cuda":
+            return self.options
+        # As many registers as a thread can have, all of a program's in one multiprocessor: ptxas
+        # would rather spill a few to have more programs at once.
+        return {**self.options, "maxnreg": min(_REGISTERS // (32 * self.num_warps), 255)}
 
 
 @cache
@@ -125,7 +134,7 @@ def _topk(tile_elements: int) -> list[Variant]:
         *digits,
         Variant("topk_count", topk.topk_count, ENCODE_ARGUMENTS, rows, num_warps=8),
         Variant("topk_share", topk.topk_share, ENCODE_ARGUMENTS, chunk, num_warps=8),
-        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=8),
+        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=16),
         Variant("decode_topk", topk_decode.decode_topk, DECODE_ARGUMENTS, sizes, num_warps=8),
     ]
 
