@@ -10,7 +10,7 @@ from typing import Any
 
 from zcomm.kernels.triton import blocks, idle, plain, topk, topk_decode, topk_write
 from zcomm.kernels.triton.arguments import ARGUMENT_TYPE, DECODE_ARGUMENTS, ENCODE_ARGUMENTS
-from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS, topk_tile_elements
+from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS
 from zcomm.wire import CODEC_IDS
 
 # A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
@@ -84,7 +84,7 @@ def variants(
     for name in _PLAIN_CODECS:
         constexprs = {"CODEC": CODEC_IDS[name], **rows}
         found += _pair(plain.encode_plain, plain.decode_plain, name, 0, constexprs)
-    return (*found, *_topk(topk_tile_elements(tile_elements)), _idle(tile_elements))
+    return (*found, *_topk(tile_elements), _idle(tile_elements))
 
 
 def variant_name(call: str, codec: int, block: int) -> str:
@@ -134,7 +134,7 @@ def _topk(tile_elements: int) -> list[Variant]:
         *digits,
         Variant("topk_count", topk.topk_count, ENCODE_ARGUMENTS, rows, num_warps=8),
         Variant("topk_share", topk.topk_share, ENCODE_ARGUMENTS, chunk, num_warps=8),
-        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=16),
+        Variant("topk_write", topk_write.topk_write, ENCODE_ARGUMENTS, rows, num_warps=8),
         Variant("decode_topk", topk_decode.decode_topk, DECODE_ARGUMENTS, sizes, num_warps=8),
     ]
 
