@@ -18,7 +18,8 @@
   addresses, counts and bits. None is specialised on its value;
 - `constexprs`: the values of its other parameters, by name;
 - `signature`: the types of all parameters, as `triton.compiler.ASTSource` takes them;
-- `options`: the compiler's: `num_warps`, and no fusion of multiplies and adds.
+- `options_for(backend)`: the compiler's: `num_warps`, no fusion of multiplies and adds, and for the
+  backend "cuda" the number of registers; `options` are those of all backends.
 
 A grid has one dimension. The sizes of tiles and steps (registry.py) are in the constexprs and
 change no result.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from zcomm.kernels.triton.registry import Variant
 
 # A variant, the number of programs, and the values of the variant's arguments.
@@ -12,4 +14,5 @@ Launch = Callable[[Variant, int, Sequence[int]], None]
 
 def launch(variant: Variant, programs: int, arguments: Sequence[int]) -> None:
     """On the current device and its current stream; or in the interpreter, on the CPU's memory."""
-    variant.function[(programs,)](*arguments, **variant.constexprs, **variant.options)
+    options = variant.options_for("cuda" if torch.version.cuda else "other")
+    variant.function[(programs,)](*arguments, **variant.constexprs, **options)

@@ -8,8 +8,8 @@
 | frames             | FRAME, one row each                                          |
 | tiles              | TILE, one row each; those of one launch lie together         |
 
-A tile is a run of `tile_elements` elements of one segment, of more for topk: what one program works
-on. A frame without elements has an empty tile, of `none`: somebody must write and check its header.
+A tile is a run of `tile_elements` elements of one segment: what one program works on. A frame
+without elements has an empty tile, of `none`: somebody must write and check its header.
 """
 
 from __future__ import annotations
@@ -65,11 +65,6 @@ _MAX_PARTS = 1 << 24  # what a fault has bits for
 _MAX_PROGRAMS = (1 << 31) - 1
 
 
-def topk_tile_elements(tile_elements: int) -> int:
-    """Larger tiles, whose histograms have something to count; a range has whole tiles."""
-    return min(2 * tile_elements, TOPK_RANGE)
-
-
 class Group(NamedTuple):
     """The tiles of one launch: those of a codec and block size."""
 
@@ -102,9 +97,7 @@ class Plan:
         return self.frames * (1 + wires)
 
     def _tiles(self, segment: LayoutSegment) -> int:
-        is_topk = segment.codec.id == _TOPK
-        size = topk_tile_elements(self.tile_elements) if is_topk else self.tile_elements
-        return -(-segment.numel // size)
+        return -(-segment.numel // self.tile_elements)
 
     def _tile_rows(self, layout: KernelLayout) -> tuple[Tensor, list[Group]]:
         by_launch: dict[tuple[int, int], list[Tensor]] = {}

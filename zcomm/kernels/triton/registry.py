@@ -10,14 +10,15 @@ from typing import Any
 
 from zcomm.kernels.triton import blocks, idle, plain, topk, topk_decode, topk_write
 from zcomm.kernels.triton.arguments import ARGUMENT_TYPE, DECODE_ARGUMENTS, ENCODE_ARGUMENTS
-from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS, topk_tile_elements
+from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS
 from zcomm.wire import CODEC_IDS
 
 # A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
-# shared memory. Warps share larger blocks; as many that nothing spills for sm_90.
+# shared memory. Warps share larger blocks, so that lanes have few elements each and spill none.
 TILE_ELEMENTS = 2048
-STEP_ELEMENTS = 256
+STEP_ELEMENTS = 128
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
+_REGISTERS = 65536  # of a multiprocessor
 
 _LOG2_BLOCKS = range(5, 11)
 _LOG2_PLAIN = PLAIN_BLOCK.bit_length() - 1
@@ -46,8 +47,16 @@ class Variant:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The compiler's, besides those of the target."""
+        """The compiler's, for any target."""
         return {"num_warps": self.num_warps, **OPTIONS}
+
+    def options_for(self, backend: str) -> dict[str, Any]:
+        """Those for a target: "cuda" or another one."""
+        if backend != "cuda":
+            return self.options
+        # As many registers as a thread can have, all of a program's in one multiprocessor: ptxas
+        # would rather spill a few to have more programs at once.
+        return {**self.options, "maxnreg": min(_REGISTERS // (32 * self.num_warps), 255)}
 
 
 @cache
@@ -75,7 +84,7 @@ def variants(
     for name in _PLAIN_CODECS:
         constexprs = {"CODEC": CODEC_IDS[name], **rows}
         found += _pair(plain.encode_plain, plain.decode_plain, name, 0, constexprs)
-    return (*found, *_topk(topk_tile_elements(tile_elements)), _idle(tile_elements))
+    return (*found, *_topk(tile_elements), _idle(tile_elements))
 
 
 def variant_name(call: str, codec: int, block: int) -> str:
