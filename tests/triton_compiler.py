@@ -97,7 +97,7 @@ def _compiled(request: Request, variant: Any) -> Compiled:
 
     target = GPUTarget(request.target.backend, request.target.arch, request.target.warp_size)
     source = ASTSource(variant.function, dict(variant.signature), dict(variant.constexprs))
-    options = {**variant.options, **request.options}
+    options = {**variant.options_for(request.target.backend), **request.options}
     kernel = triton.compile(source, target=target, options=options)
     text, binary = (kernel.asm[suffix] for suffix in request.target.suffixes)
     if request.assembled and request.target.backend == "cuda":
