@@ -67,6 +67,8 @@ class Kernels:
     def _compile(self, names: Sequence[str]) -> None:
         """By as many processes as there are processors."""
         self.cache.mkdir(parents=True, exist_ok=True)
+        # Of the sources as they are before: who changes them meanwhile gets another row.
+        rows_at = {name: self._row(name) for name in names}
         workers = min(os.cpu_count() or 1, len(names))
         place, options = (str(self.cache), self.path), dict(self.options)
         requests = [
@@ -76,7 +78,7 @@ class Kernels:
         with ThreadPoolExecutor(workers) as pool:
             for rows in pool.map(compile_variants, requests):
                 for row in rows:
-                    emulated.write(self._row(row.variant), json.dumps(asdict(row)))
+                    emulated.write(rows_at[row.variant], json.dumps(asdict(row)))
 
     def _row(self, name: str) -> Path:
         """Where it is written down what a variant became."""
