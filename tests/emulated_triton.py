@@ -23,6 +23,7 @@ from typing import Any
 import emulated
 from triton_compiler import Compiled, Request, Target, compile_variants
 
+COMPILER = emulated.ROOT / "tests" / "triton_compiler.py"
 ERROR_NBYTES = 1000
 # Two addresses of scratch memory, which Triton adds to every kernel; ours ask for none.
 SCRATCH_NBYTES = 16
@@ -85,7 +86,8 @@ class Kernels:
         version = importlib.metadata.version("triton")
         how = repr((self.target, self.options, self.assembled))
         what = [name, self.registry, how, version]
-        digest = emulated.digest([*what, *emulated.texts(self.sources)])
+        texts = emulated.texts([*self.sources, COMPILER])  # it adds options of its own
+        digest = emulated.digest([*what, *texts])
         return self.cache / f"triton_{name}_{digest}.json"
 
     def library(self, compiled: Compiled) -> Path:
