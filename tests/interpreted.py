@@ -16,13 +16,14 @@ from zcomm.kernels.base import KernelLayout
 
 NO_TRITON = "triton not found: its kernels are not interpreted"
 FOUND = importlib.util.find_spec("triton") is not None
+if "interpreted" in os.environ.get("ZCOMM_TRITON", "").split(","):
+    os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton: available_kernels() does
 # Time is spent per program and operation, not per element: large tiles for large segments.
 TILES = (2048, 16384, 65536)
 
 
 def new_kernels(name: str) -> object:
-    """The kernel set; the first call turns the process over to the interpreter."""
-    os.environ["TRITON_INTERPRET"] = "1"
+    """The kernel set, in a process that interprets."""
     from zcomm.kernels.triton import TritonKernels
 
     class Interpreted(TritonKernels):

@@ -20,8 +20,7 @@ class Variant(NamedTuple):
     constexprs: Mapping[str, int]
     num_warps: int = 4
 
-    @property
-    def options(self) -> dict[str, Any]:
+    def options_for(self, backend: str) -> dict[str, Any]:
         return {"num_warps": self.num_warps, "enable_fp_fusion": False}
 
 
