@@ -37,16 +37,24 @@ def page_name(page: object) -> str:
     return page.name if isinstance(page, Path) else str(page)
 
 
-def run(command: list[str], folder: Path) -> None:
+# How a script of plain torch has ended (FSDP2 over gloo, when all was done), in one of many runs.
+TORCHS_OWN_ABORT = "terminate called without an active exception"
+
+
+def run(command: list[str], folder: Path, attempts: int = 1) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    for _ in range(attempts):
+        result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        if TORCHS_OWN_ABORT not in result.stderr:
+            break
     assert result.returncode == 0, result.stderr
 
 
-def torchrun(script: Path) -> None:
+def torchrun(script: Path, attempts: int = 1) -> None:
     # A free port of the machine's choice: tests run side by side.
     options = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    run([sys.executable, "-P", "-m", "torch.distributed.run", *options, str(script)], script.parent)
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", *options, str(script)]
+    run(command, script.parent, attempts)
 
 
 # Code.
@@ -89,7 +97,7 @@ def test_quick_starts_run_as_written(diff: str, dropped: str, tmp_path: Path) ->
     assert all(line[:1] in ("", " ", "+", "-") for line in lines)
     script = tmp_path / "train.py"
     script.write_text("\n".join(line[1:] for line in lines if not line.startswith(dropped)))
-    torchrun(script)
+    torchrun(script, attempts=1 if "import zcomm" in script.read_text() else 3)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
