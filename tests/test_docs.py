@@ -37,7 +37,7 @@ def page_name(page: object) -> str:
     return page.name if isinstance(page, Path) else str(page)
 
 
-# How a script of plain torch has ended (FSDP2 over gloo, when all was done), in one of many runs.
+# How a script of plain torch (FSDP2 over gloo, without zcomm) has ended in one of about 40 runs.
 TORCHS_OWN_ABORT = "terminate called without an active exception"
 
 
