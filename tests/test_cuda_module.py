@@ -21,7 +21,7 @@ from kernel_sets import EMULATED
 from ranks import run_ranks
 from recorded_streams import device_engines
 from zcomm import Layout, Segment, codec
-from zcomm.kernels import cuda, native
+from zcomm.kernels import cuda, device, native
 
 MODULE = cuda.load()
 WORLD_SIZE = 2
@@ -94,13 +94,13 @@ def test_a_fault_is_left_on_the_device_if_asked_for() -> None:
     bad = good.clone()
     bad[100] ^= 1
     for kernels in EMULATED:
-        faults = cuda.new_faults(torch.device("cpu"))
+        faults = device.new_faults(torch.device("cpu"))
         layout.decode_sum([good, good], kernels=kernels, faults=faults)
-        assert faults.item() == cuda.NO_FAULT
+        assert faults.item() == device.NO_FAULT
         layout.decode_sum([good, good, bad], kernels=kernels, faults=faults)
         layout.decode_sum([good, bad], kernels=kernels, faults=faults)
         layout.decode_sum([good], kernels=kernels, faults=faults)
-        error = cuda.fault_error(int(faults.item()), layout)
+        error = device.fault_error(int(faults.item()), layout)
         assert error.wire_index == 1
         assert str(error) == "wire 1: expected a checksum that fits the bytes, got another"
 

@@ -44,7 +44,6 @@ def decode_sum(
 # CUDA kernels that were loaded at run time; what is launched for a layout, and how.
 
 INLINE_WIRES: int
-MAX_WIRES: int
 # symbol, the stem of its file, rows in a block (0: a file without blocks)
 KERNELS: tuple[tuple[str, str, int], ...]
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from zcomm.kernels.native import SegmentRow
 
 INLINE_WIRES: int
-MAX_WIRES: int
 
 class Plan:
     def __init__(

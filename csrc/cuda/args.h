@@ -60,7 +60,6 @@ struct EncodeArgs {
 };
 
 inline constexpr int kInlineWires = 64;
-inline constexpr int kMaxWires = 4096;
 
 struct DecodeArgs {
   Tables tables;

@@ -26,7 +26,6 @@ inline void bind_plan(pybind11::module_& m) {
         return found;
       });
   m.attr("INLINE_WIRES") = kInlineWires;
-  m.attr("MAX_WIRES") = kMaxWires;
 }
 
 inline pybind11::class_<Device> bind_device(pybind11::module_& m) {

@@ -1,111 +1,54 @@
 """The cuda kernel set: compiled kernels for NVIDIA GPUs, on torch's current stream.
 
-`zcomm._cuda` knows no torch: it takes addresses, sizes and a stream, and launches. Calls neither
-wait for the device nor allocate, once a layout's tables have been uploaded: its first call on each
-device. Scratch memory belongs to a layout and a stream.
+`zcomm._cuda` knows no torch: it takes addresses, sizes and a stream, and launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals
-from zcomm.kernels.device import NO_FAULT, DeviceMemory, Stream, fault_error, new_faults
-from zcomm.kernels.memory import Aligned, AlignedResiduals
-from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES, frame_rows, segment_rows
-
-WIRE_ALIGNMENT = 16  # kernels write wires in pieces of up to 16 bytes
+from zcomm.kernels.base import KernelLayout
+from zcomm.kernels.device import DeviceMemory, Stream
+from zcomm.kernels.device_kernels import DecodeCall, DeviceKernels, EncodeCall
+from zcomm.kernels.native import frame_rows, segment_rows
 
 
-class CudaKernels:
+class CudaKernels(DeviceKernels):
     """The kernels of a module: the compiled one, or one that runs them on an emulator.
 
     The module makes plans of layouts, and launches them; `launcher` may be another who does.
     """
 
     def __init__(self, module: Any, name: str = "cuda") -> None:
-        self.name = name
+        super().__init__(name)
         self._module = module
 
     def launcher(self, plan: Any, device: torch.device) -> Any:
         """Whose encode and decode_sum launch the kernels of a plan on a device."""
         return self._module
 
-    def encode(
-        self,
-        layout: KernelLayout,
-        grad: KernelMemory,
-        residuals: KernelResiduals | None,
-        wire: Tensor,
-        prescale: float,
-        verify: bool,
-        threads: int | None,
-        keep_idle: bool = False,
-    ) -> None:
-        stream = Stream(wire.device)
+    def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
         plan = self._plan(layout, stream.device)
-        source, target = Aligned(grad, read=True), Aligned(wire, WIRE_ALIGNMENT)
-        held = AlignedResiduals(residuals)
-        with stream.device_current():
-            plan.launcher.encode(
-                plan.native,
-                plan.tables(stream),
-                plan.encode_scratch(stream),
-                source.address,
-                GRAD_DTYPES[grad.dtype],
-                prescale,
-                *held.addresses_on(stream.device),
-                RESIDUAL_DTYPES[residuals.dtype] if residuals else 0,
-                target.address,
-                verify,
-                keep_idle,
-                stream.handle,
-            )
-        target.write_back()
-        held.write_back()
+        tables, scratch = plan.tables(stream), plan.encode_scratch(stream)
+        plan.launcher.encode(plan.native, tables, scratch, *call, stream.handle)
 
-    def decode_sum(
-        self,
-        layout: KernelLayout,
-        wires: Sequence[Tensor],
-        out: KernelMemory,
-        verify: bool,
-        threads: int | None,
-        faults: Tensor | None = None,
-    ) -> None:
-        """With `faults` a refused wire lowers its value; without, the device is waited for."""
-        if len(wires) > self._module.MAX_WIRES:
-            raise ValueError(
-                f"kernels {self.name}: expected at most {self._module.MAX_WIRES} wires, got "
-                f"{len(wires)}; use 'reference'"
-            )
-        stream = Stream(wires[0].device)
+    def launch_decode_sum(self, layout: KernelLayout, stream: Stream, call: DecodeCall) -> None:
         plan = self._plan(layout, stream.device)
-        seen = new_faults(stream.device) if faults is None else faults
-        aligned = [Aligned(wire, WIRE_ALIGNMENT, read=True) for wire in wires]
-        rows = [wire.address for wire in aligned]
-        target = Aligned(out)
-        with stream.device_current():
-            plan.launcher.decode_sum(
-                plan.native,
-                plan.tables(stream),
-                plan.decode_scratch(stream, len(rows)),
-                rows,
-                plan.wire_table(rows, self._module.INLINE_WIRES, stream),
-                target.address,
-                verify,
-                seen.data_ptr(),
-                stream.handle,
-            )
-        target.write_back((s.offset, s.numel) for s in layout.segments)
-        if faults is None and (fault := int(seen.item())) != NO_FAULT:
-            raise fault_error(fault, layout)
+        plan.launcher.decode_sum(
+            plan.native,
+            plan.tables(stream),
+            plan.decode_scratch(stream, len(call.wires)),
+            call.wires,
+            plan.wire_table(call.wires, self._module.INLINE_WIRES, stream),
+            call.out,
+            call.verify,
+            call.faults,
+            stream.handle,
+        )
 
     def _plan(self, layout: KernelLayout, device: torch.device) -> _Plan:
         key = self.name, device
@@ -161,14 +104,3 @@ def missing() -> str:
         return for_rocm()
     module = load()
     return module if isinstance(module, str) else str(module.missing())
-
-
-__all__ = [
-    "NO_FAULT",
-    "CudaKernels",
-    "fault_error",
-    "for_rocm",
-    "load",
-    "missing",
-    "new_faults",
-]

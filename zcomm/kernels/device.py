@@ -12,7 +12,6 @@ from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.memory import upload
 from zcomm.wire import WireError
 
-MAX_WIRES = 4096  # of one decode_sum
 NO_FAULT = -1
 
 

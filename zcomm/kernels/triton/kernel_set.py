@@ -1,37 +1,28 @@
-"""The triton kernel set: kernels for GPUs of any make, on torch's current stream.
-
-Calls neither wait for the device nor allocate, once a layout's tables have been uploaded: its first
-call on each device. Scratch memory belongs to a layout and a stream.
-"""
+"""The triton kernel set: kernels for GPUs of any make, on torch's current stream."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals
-from zcomm.kernels.device import MAX_WIRES, NO_FAULT, DeviceMemory, Stream, fault_error, new_faults
-from zcomm.kernels.memory import Aligned, AlignedResiduals
-from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES
+from zcomm.kernels.base import KernelLayout
+from zcomm.kernels.device import DeviceMemory, Stream
+from zcomm.kernels.device_kernels import WIRE_ALIGNMENT, DecodeCall, DeviceKernels, EncodeCall
 from zcomm.kernels.triton.plan import TILE, Group, Plan
 from zcomm.wire import CODEC_IDS
 
-WIRE_ALIGNMENT = 16
 _WORD = 8
 _KEEP_IDLE = 32  # the flags of tile.py
 
 
-class TritonKernels:
+class TritonKernels(DeviceKernels):
     """The kernels, started by `launch` (launch.py): on a device, or otherwise."""
 
     def __init__(self, name: str = "triton", launch: Any = None) -> None:
         from zcomm.kernels.triton import registry
         from zcomm.kernels.triton.launch import launch as on_device
 
-        self.name = name
+        super().__init__(name)
         self._launch = launch or on_device
         self._registry = registry
 
@@ -44,86 +35,49 @@ class TritonKernels:
         """How many elements a program works on: of no influence on any result."""
         return self._registry.TILE_ELEMENTS
 
-    def encode(
-        self,
-        layout: KernelLayout,
-        grad: KernelMemory,
-        residuals: KernelResiduals | None,
-        wire: Tensor,
-        prescale: float,
-        verify: bool,
-        threads: int | None,
-        keep_idle: bool = False,
-    ) -> None:
-        state, stream = self._state(layout), Stream(wire.device)
-        source, target = Aligned(grad, read=True), Aligned(wire, WIRE_ALIGNMENT)
-        held = AlignedResiduals(residuals)
-        flags = GRAD_DTYPES[grad.dtype] | verify << 4
-        if residuals and state.plan.segments:
-            flags |= RESIDUAL_DTYPES[residuals.dtype] << 2 | keep_idle * _KEEP_IDLE
-        with stream.device_current():
-            call = (
-                state.memory.reserved("encode", _WORD * state.plan.encode_scratch_words(), stream),
-                source.address,
-                target.address,
-                *held.addresses_on(stream.device),
-                _fp32_bits(prescale),
-                flags,
-            )
-            if flags & _KEEP_IDLE:
-                self._find_idle(state, stream, call)
-            self._run(state, "encode", stream, call)
-        target.write_back()
-        held.write_back()
+    def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
+        state = self._state(layout)
+        flags = call.grad_dtype | call.verify << 4
+        if call.residual_inputs and state.plan.segments:
+            flags |= call.residual_dtype << 2 | call.keep_idle * _KEEP_IDLE
+        args = (
+            state.memory.reserved("encode", _WORD * state.plan.encode_scratch_words(), stream),
+            call.grad,
+            call.wire,
+            call.residual_inputs,
+            call.residual_outputs,
+            _fp32_bits(call.prescale),
+            flags,
+        )
+        if flags & _KEEP_IDLE:
+            self._find_idle(state, stream, args)
+        self._run(state, "encode", stream, args)
 
-    def decode_sum(
-        self,
-        layout: KernelLayout,
-        wires: Sequence[Tensor],
-        out: KernelMemory,
-        verify: bool,
-        threads: int | None,
-        faults: Tensor | None = None,
-    ) -> None:
-        """With `faults` a refused wire lowers its value; without, the device is waited for."""
-        if len(wires) > MAX_WIRES:
-            raise ValueError(
-                f"kernels {self.name}: expected at most {MAX_WIRES} wires, got {len(wires)}; "
-                "use 'reference'"
-            )
-        state, stream = self._state(layout), Stream(wires[0].device)
-        seen = new_faults(stream.device) if faults is None else faults
-        aligned = [Aligned(wire, WIRE_ALIGNMENT, read=True) for wire in wires]
-        rows = [wire.address for wire in aligned]
-        target = Aligned(out)
-        with stream.device_current():
-            words = state.plan.decode_scratch_words(len(rows))
-            call = (
-                state.memory.reserved("decode", _WORD * words, stream),
-                *_spacing(rows, state.memory, stream),
-                len(rows),
-                target.address,
-                seen.data_ptr(),
-                int(verify),
-            )
-            self._run(state, "decode", stream, call)
-        target.write_back((s.offset, s.numel) for s in layout.segments)
-        if faults is None and (fault := int(seen.item())) != NO_FAULT:
-            raise fault_error(fault, layout)
+    def launch_decode_sum(self, layout: KernelLayout, stream: Stream, call: DecodeCall) -> None:
+        state, wires = self._state(layout), len(call.wires)
+        args = (
+            state.memory.reserved("decode", _WORD * state.plan.decode_scratch_words(wires), stream),
+            *_spacing(call.wires, state.memory, stream),
+            wires,
+            call.out,
+            call.faults,
+            int(call.verify),
+        )
+        self._run(state, "decode", stream, args)
 
-    def _find_idle(self, state: _State, stream: Stream, call: tuple[int, ...]) -> None:
+    def _find_idle(self, state: _State, stream: Stream, args: tuple[int, ...]) -> None:
         table = state.memory.table(state.plan.table, stream)
         variant = self._variant("find_idle", state.plan)
-        self._launch(variant, state.plan.segments, (table, 0, *call))
+        self._launch(variant, state.plan.segments, (table, 0, *args))
 
-    def _run(self, state: _State, what: str, stream: Stream, call: tuple[int, ...]) -> None:
+    def _run(self, state: _State, what: str, stream: Stream, args: tuple[int, ...]) -> None:
         """One launch for each group of tiles; several for an encode of topk."""
         table = state.memory.table(state.plan.table, stream)
         for group in state.plan.groups:
             tiles = table + _WORD * (state.plan.tiles_at + len(TILE) * group.first_tile)
             for name in self._names(what, group):
                 variant = self._variant(name, state.plan)
-                self._launch(variant, group.tiles, (table, tiles, *call))
+                self._launch(variant, group.tiles, (table, tiles, *args))
 
     def _variant(self, name: str, plan: Plan) -> Any:
         return self._registry.variant(name, plan.tile_elements, self.step_elements)
