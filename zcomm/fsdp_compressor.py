@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -32,7 +33,7 @@ from zcomm.job import Job
 from zcomm.job_thread import JobThread
 from zcomm.settings import Settings, expect_same
 from zcomm.stats import Stats
-from zcomm.streams import Streams, streams_of
+from zcomm.streams import streams_of
 from zcomm.transport import (
     exchange,
     expect_sendable,
@@ -54,16 +55,14 @@ class FsdpCompressor:
         self.modules, self.settings, self.param_settings = modules, settings, param_settings
         self.step = 0
         self.device = modules[0].device
-        self.streams: Streams | None = streams_of(self.device)
         self.plans = FsdpPlans(modules, settings, param_settings)
         self.feedback = self.plans.feedback
-        if self.streams is not None:
-            self.feedback.keep = self.streams.keep
         self._task = -1  # the backward() that is under way
         self._reducing: deque[Job] = deque()  # reduce-scatters that nobody has waited for
         self._exposed_s = 0.0
         self._gathering: Job | None = None  # the last all-gather
         self._engines: dict[tuple[int, ...], JobThread] = {}
+        self.feedback.keep = partial(_keep, self._engines)
         self._meet()
         self.plans.hold_all()
 
@@ -102,7 +101,10 @@ class FsdpCompressor:
     def _make_engine(self, module: ShardedModule, name: str) -> JobThread:
         group, settings = module.process_group, self.settings
         timeout_s = settings.timeout_s or group_timeout_s(group, self.device)
-        engine = make_engine(group, name, timeout_s, self.streams, settings.threads)
+        # A side stream each: on one, hops of two groups would wait for each other, on some ranks in
+        # this order and on some in that.
+        streams = streams_of(self.device)
+        engine = make_engine(group, name, timeout_s, streams, settings.threads)
         weakref.finalize(self, engine.stop)
         return engine
 
@@ -257,3 +259,9 @@ class FsdpCompressor:
         first = self.modules[0]
         ranks = f"{first.replicas} × {first.world_size} ranks"
         return f"{self.settings.codec}, step {self.step}, {len(self.modules)} modules, {ranks}"
+
+
+def _keep(engines: dict[tuple[int, ...], JobThread], t: Tensor) -> None:
+    """A residual is one engine's; which one's is of no importance."""
+    for engine in engines.values():
+        engine.keep(t)
