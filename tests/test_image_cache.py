@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -149,3 +151,55 @@ def test_of_ranks_that_start_together_one_compiles(folder: Path, tmp_path: Path)
     assert sorted(times for times, _ in said) == ["0"] * (PROCESSES - 1) + ["1"]
     assert len({digest for _, digest in said}) == 1
     assert sorted(path.suffix for path in folder.iterdir()) == [".image", ".lock"]
+
+
+def test_a_user_without_a_home_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(image_cache.CACHE_VARIABLE)
+    for variable in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # whom no file knows
+    make = Maker()
+    with pytest.warns(UserWarning, match="home directory"):
+        assert image_cache.cached(NAME, make) == make.data
+
+
+def test_a_home_may_be_named_by_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(image_cache.CACHE_VARIABLE, "~/kernels")
+    assert image_cache.folder() == tmp_path / "kernels"
+
+
+def test_one_warning_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(image_cache.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.warns(UserWarning, match="Not a directory") as caught:
+        assert [image_cache.cached(f"{i}.image", Maker()) for i in range(3)] == [Maker().data] * 3
+    assert len(caught) == 1
+
+
+def test_a_child_forked_meanwhile_does_not_keep_the_lock() -> None:
+    """As the workers of a DataLoader may be, while another thread compiles."""
+    children = []
+
+    def make() -> bytes:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        children.append(child)
+        return b"code"
+
+    image_cache.cached(NAME, make)
+    try:
+        again = subprocess.run([sys.executable, "-c", _TAKE_LOCK, str(image_cache.folder())])
+        assert again.returncode == 0
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+
+
+_TAKE_LOCK = """
+import fcntl, pathlib, sys
+(lock,) = pathlib.Path(sys.argv[1]).glob("*.lock")
+fcntl.flock(lock.open("r+"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""

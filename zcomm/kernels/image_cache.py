@@ -26,21 +26,25 @@ def folder() -> Path:
     """ZCOMM_CACHE_DIR, else zcomm's folder where the user's caches are."""
     told = os.environ.get(CACHE_VARIABLE)
     if told:
-        return Path(told)
+        return Path(told).expanduser()
     caches = os.environ.get("XDG_CACHE_HOME")
     return Path(caches or Path.home() / ".cache", "zcomm")
 
 
 def cached(name: str, make: Callable[[], bytes]) -> bytes:
     """The contents of a file, which are made if it is not there or damaged."""
-    path = folder() / name
+    try:
+        path = folder() / name
+    except RuntimeError as error:  # a user without a home
+        _warn("none", str(error))
+        return make()
     found = _read(path)
     if found is not None:
         return found
     try:
         lock = _lock(path.with_suffix(".lock"))
     except OSError as error:
-        _warn(str(path.parent), str(error))
+        _warn(str(path.parent), error.strerror)
         return make()
     try:
         found = _read(path)
@@ -49,6 +53,7 @@ def cached(name: str, make: Callable[[], bytes]) -> bytes:
             _write(path, found)
         return found
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file, too
         os.close(lock)
 
 
@@ -66,7 +71,7 @@ def _write(path: Path, data: bytes) -> None:
         with _replacement(path) as file:
             file.write(hashlib.sha256(data).digest() + data)
     except OSError as error:  # a full disk
-        _warn(str(path.parent), str(error))
+        _warn(str(path.parent), error.strerror)
 
 
 @contextmanager
@@ -83,7 +88,7 @@ def _replacement(path: Path) -> Iterator[BinaryIO]:
 
 
 def _lock(path: Path) -> int:
-    """Waits until no other process holds the lock; closing the file gives it back."""
+    """Waits until no other process holds the lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
