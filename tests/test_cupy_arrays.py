@@ -183,6 +183,32 @@ def test_what_does_not_fit_is_refused_with_a_remedy(cupy: FakeCupy) -> None:
         c.decode(cupy.ndarray(torch.zeros(N, dtype=torch.uint8)), N)  # type: ignore[arg-type]
 
 
+def test_a_list_may_begin_with_nothing(cupy: FakeCupy) -> None:
+    wire = cupy.ndarray(codec(SPEC).encode(gradient()))
+    with pytest.raises(TypeError, match="wire 0: expected a tensor, got None"):
+        codec(SPEC).decode_sum([None, wire], N)  # type: ignore[list-item]
+
+
+def test_memory_that_torch_cannot_share_is_refused(
+    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(array: object, **_: object) -> None:
+        raise BufferError("Unsupported device_type: 13")
+
+    monkeypatch.setattr(cupy.ndarray, "__dlpack__", unsupported)
+    with pytest.raises(ValueError, match=r"expected memory that torch can share, .*malloc_managed"):
+        codec(SPEC).encode(cupy.ndarray(gradient()))  # type: ignore[arg-type]
+
+
+def test_faults_are_an_array_too(cupy: FakeCupy) -> None:
+    layout = Layout([Segment(codec(SPEC), N)])
+    wire = cupy.ndarray(layout.encode(gradient()))
+    faults: Any = cupy.ndarray(torch.tensor([-1]))
+    layout.decode(wire, faults=faults)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"faults: expected a CuPy array, .* got a tensor"):
+        layout.decode(wire, faults=torch.tensor([-1]))  # type: ignore[arg-type]
+
+
 def test_tensors_do_not_ask_for_cupy(cupy: FakeCupy) -> None:
     codec(SPEC).decode(codec(SPEC).encode(gradient()), N)
     assert cupy.log == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import struct
+from typing import Any
 
 import pytest
 import torch
@@ -248,3 +249,21 @@ def test_wires_at_odd_addresses(kernels: str) -> None:
     out = layout.encode(grad, out=memory[3:], kernels=kernels)
     assert torch.equal(out, wire)
     assert torch.equal(layout.decode(out, kernels=kernels), layout.decode(wire, kernels=kernels))
+
+
+@pytest.mark.parametrize(
+    ("faults", "error", "message"),
+    [
+        ("x", TypeError, "faults: expected a tensor, got .x."),
+        (torch.tensor([-1.0]), ValueError, "faults: expected torch.int64, got torch.float32"),
+        (torch.full((3,), -1), ValueError, r"faults: expected 1 element, got 3; use faults\[i"),
+        (torch.full((0,), -1), ValueError, "faults: expected 1 elements, got 0"),
+        (torch.full((1,), -1, device="meta"), ValueError, "faults: expected a tensor that holds"),
+    ],
+)
+def test_where_faults_go_is_checked(faults: Any, error: type[Exception], message: str) -> None:
+    layout = Layout([Segment(codec("int8"), 300)])
+    wire = layout.encode(torch.ones(300))
+    with pytest.raises(error, match=message):
+        layout.decode(wire, faults=faults)
+    layout.decode(wire, faults=torch.full((1,), -1))

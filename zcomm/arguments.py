@@ -186,6 +186,14 @@ def expect_device(what: str, expected: torch.device, t: Tensor) -> None:
         raise ValueError(f"{what}: expected device {expected}, got {t.device}; move it with .to()")
 
 
+def expect_fault_number(faults: Tensor, device: torch.device) -> None:
+    """Refuses what kernels could not leave a fault in."""
+    flat_address(faults, 1, "faults", (torch.int64,))
+    expect_device("faults", device, faults)
+    if faults.numel() > 1:
+        raise ValueError(f"faults: expected 1 element, got {faults.numel()}; use faults[i : i + 1]")
+
+
 def overlap(one: str, other: str) -> ValueError:
     return ValueError(
         f"expected {one} and {other} in separate memory, got an overlap; use a clone of one of them"

@@ -29,9 +29,14 @@ def has_arrays(values: object) -> bool:
     """Whether it is a CuPy array, or a list that begins with one."""
     if "cupy" not in sys.modules:
         return False
+    return is_array(_first(values))
+
+
+def _first(values: object) -> Any:
+    """The value, or what a list has first."""
     if isinstance(values, (list, tuple)):
-        values = next((value for value in values if value is not None), None)
-    return is_array(values)
+        return next((value for value in values if value is not None), None)
+    return values
 
 
 def call(
@@ -42,8 +47,7 @@ def call(
     `arrays` are arguments by name; the first one decides the device. What is written to "out" is
     returned as the array that was given. (A Tensor for type checkers: CuPy has no types.)
     """
-    first = next(iter(arrays.values()))
-    with on_stream_of(first[0] if isinstance(first, (list, tuple)) else first):
+    with on_stream_of(_first(next(iter(arrays.values())))):
         tensors = {name: shared(value, name) for name, value in arrays.items()}
         result = function(**tensors, **settings)
         out: Any = arrays.get("out")
@@ -53,8 +57,7 @@ def call(
 
 def shared_residuals(tensors: Any, outputs: Any) -> tuple[Any, Any]:
     """What Residuals is given, as tensors that share the arrays' memory."""
-    first = tensors if is_array(tensors) else next(t for t in tensors if t is not None)
-    with on_stream_of(first):
+    with on_stream_of(_first(tensors)):
         return shared(tensors, "residuals"), shared(outputs, "outputs")
 
 
@@ -75,7 +78,13 @@ def shared(value: object, what: str) -> Any:
             f"{what}: expected contiguous memory, got a CuPy array with strides {array.strides}; "
             "use cupy.ascontiguousarray(x)"
         )
-    return from_dlpack(array)
+    try:
+        return from_dlpack(array)
+    except BufferError as error:
+        raise ValueError(
+            f"{what}: expected memory that torch can share, got {error}; managed memory "
+            "(cupy.cuda.malloc_managed) is none: use CuPy's own pool"
+        ) from None
 
 
 def on_stream_of(array: Any) -> AbstractContextManager[Any]:

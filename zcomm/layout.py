@@ -112,8 +112,9 @@ class Layout:
         they lower it for a refused wire (see zcomm.faults).
         """
         if not isinstance(wires, Tensor) and cupy_arrays.has_arrays(wires):
-            settings = {"verify": verify, "kernels": kernels, "threads": threads, "faults": faults}
-            return cupy_arrays.call(self.decode_sum, {"wires": wires, "out": out}, settings)
+            arrays = {"wires": wires, "out": out, "faults": faults}
+            settings = {"verify": verify, "kernels": kernels, "threads": threads}
+            return cupy_arrays.call(self.decode_sum, arrays, settings)
         rows, starts = self._checked_wires(wires)
         device = rows[0].device
         if out is None:
@@ -126,6 +127,8 @@ class Layout:
             for i, start in enumerate(starts):
                 if start < end and first < start + self.wire_nbytes:
                     raise arguments.overlap("out", f"wire {i}")
+        if faults is not None:
+            arguments.expect_fault_number(faults, device)
         threads = arguments.thread_count(threads)
         kernel_set = kernel_sets.select(device, kernels)
         kernel_set.decode_sum(self, rows, out, bool(verify), threads, faults=faults)
