@@ -34,6 +34,8 @@ GPU_TESTS := tests/test_codec_contract.py tests/test_contract_layouts.py tests/t
     tests/test_idle.py tests/test_rounding.py tests/test_topk_selection.py tests/test_vectors.py
 GPU_KINDS := ptx80 ptx90 ptx100 source nvrtc80 nvrtc90
 TRITON_KINDS := ptx80 ptx90 ptx100 ptx120
+# The oldest release that gives the same bits; zcomm.kernels.triton and pyproject.toml name it too.
+OLDEST_TRITON := $(VENV)/triton-3.6.0
 comma := ,
 space := $(subst ,, )
 
@@ -55,13 +57,19 @@ cuda-proof-steps:
 	$(MAKE) --no-print-directory gpu-sanitize
 	$(BIN)/python tools/gpu_report.py
 
-# The Triton kernels: as Triton compiles them, and interpreted.
-triton-proof-steps:
+# The Triton kernels: as Triton compiles them, in this release and in the oldest one, and interpreted.
+triton-proof-steps: $(OLDEST_TRITON)
 	$(BIN)/python tests/emulated_triton.py $(TRITON_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=$(subst $(space),$(comma),$(TRITON_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_triton_ptx.py tests/test_triton_compiled.py tests/test_triton_mutations.py
+	PYTHONPATH=$(CURDIR)/$(OLDEST_TRITON) $(BIN)/python tests/emulated_triton.py --short ptx90
+	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(OLDEST_TRITON) ZCOMM_TRITON=ptx90 \
+	    ../$(BIN)/python -m pytest -q -rs -p short_triton $(notdir $(GPU_TESTS))
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load --timeout 3600 $(GPU_TESTS) tests/interpreted_triton
 	$(BIN)/python tools/gpu_report.py --triton
+
+$(OLDEST_TRITON): | $(VENV)/tools
+	$(PIP) install --no-deps --target $@ triton==$(notdir $(subst triton-,,$@))
 
 gpu-report: $(VENV)/installed
 	$(BIN)/python tools/gpu_report.py

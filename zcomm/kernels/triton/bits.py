@@ -11,6 +11,7 @@ import triton.language as tl
 INF: tl.constexpr = tl.constexpr(0x7F800000)
 ABS: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 NAN: tl.constexpr = tl.constexpr(0x7FC00000)
+SIGN_BIT: tl.constexpr = tl.constexpr(-0x80000000)
 BF16_MAX: tl.constexpr = tl.constexpr(0x7F7F)
 BF16_NAN: tl.constexpr = tl.constexpr(0x7FC0)
 FP16_MAX: tl.constexpr = tl.constexpr(0x7BFF)
@@ -26,6 +27,12 @@ def bits(x: tl.tensor) -> tl.tensor:
 @triton.jit
 def from_bits(u: tl.tensor) -> tl.tensor:
     return u.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def negative_zeros(shape: tl.constexpr) -> tl.tensor:
+    """-0. Some of Triton's compilers take a -0.0 for 0."""
+    return from_bits(tl.full(shape, SIGN_BIT, tl.int32))
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from zcomm.kernels.triton.bits import (
     bf16_value,
     bits,
     canonical,
+    negative_zeros,
 )
 from zcomm.kernels.triton.block import absmax
 from zcomm.kernels.triton.codes import load_codes, load_scales, store_codes, store_scales
@@ -237,7 +238,7 @@ def decode_rows(
     wires' checksums with their parts added."""
     left = elements_left(row, first, ROWS << LOG2)
     m = block_lengths(left, ROWS, LOG2)
-    total = tl.full([ROWS, 1 << LOG2], -0.0, tl.float32)  # -0 + x is x
+    total = negative_zeros([ROWS, 1 << LOG2])  # -0 + x is x
     for w in range(count):
         wire = wire_at(wires, stride, w)
         scale, sum = load_scales(row, wire, first, m, ROWS, LOG2)

@@ -19,6 +19,7 @@ from zcomm.kernels.triton.bits import (
     fp16_value,
     from_bits,
     magnitude,
+    negative_zeros,
 )
 from zcomm.kernels.triton.frame import (
     FAULT_PADDING,
@@ -208,7 +209,7 @@ def decode_rows(
     left = elements_left(row, first, ROWS << LOG2)
     at = places(ROWS, 1 << LOG2)
     place = section_byte(row, 0, first * NBYTES) + at * NBYTES
-    total = tl.full([ROWS, 1 << LOG2], -0.0, tl.float32)  # -0 + x is x
+    total = negative_zeros([ROWS, 1 << LOG2])  # -0 + x is x
     for w in range(count):
         wire = wire_at(wires, stride, w)
         address = wire + tl.load(row + SECTION) + first * NBYTES

@@ -61,6 +61,7 @@ STRIP_WORDS = 2
 _WIDTHS = {1: 32, 2: 16, 3: 16, 4: 8, 5: 8, 6: 4, 7: 4, 8: 3, 9: 2, 10: 1}
 _LM = range(CODEC_IDS["lm4"], CODEC_IDS["lm2"] + 1)
 _TOPK = CODEC_IDS["topk"]
+_KNOWN = {*_WIDTHS, _TOPK}
 _MAX_PARTS = 1 << 24  # what a fault has bits for
 _MAX_PROGRAMS = (1 << 31) - 1
 
@@ -80,6 +81,8 @@ class Plan:
     def __init__(self, layout: KernelLayout, tile_elements: int) -> None:
         if max(len(layout.segments), len(layout.frames)) >= _MAX_PARTS:
             raise ValueError(f"layout: expected less than {_MAX_PARTS} segments and frames")
+        if any(s.codec.id not in _KNOWN for s in layout.segments):
+            raise ValueError("layout: a segment's codec is none that Triton kernels know")
         self.tile_elements = tile_elements
         self.frames, self.segments = len(layout.frames), len(layout.segments)
         self.topk_segments = sum(s.codec.id == _TOPK for s in layout.segments)
