@@ -136,14 +136,16 @@ class BuildExt(build_ext):
         out = folder / f"{source.stem}{source.suffix}.o"
         options = (CSRC / "cuda" / "nvcc_options.txt").read_text().split()
         options += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
+        archs = cuda_archs(nvcc)
         if source.suffix == ".cu":
-            archs = cuda_archs(nvcc)
             for arch in archs:
                 options += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
             options += ["-gencode", f"arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
         else:
             includes = (pybind11.get_include(), sysconfig.get_paths()["include"])
             options += [f"-I{path}" for path in includes]
+        if source.name == "bind.cpp":
+            options += ["-Xcompiler", "-DZC_CUDA_ARCHS=" + "\\,".join(archs)]
         command = [nvcc, *options, "-c", str(source), "-o", str(out)]
         made = out.with_suffix(".command")
         needed = max(Path(p).stat().st_mtime for p in (source, *ext.depends) if p != "setup.py")

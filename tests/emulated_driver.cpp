@@ -53,6 +53,13 @@ int cuDeviceGet(int* device, int ordinal) {
   return ordinal < kDevices ? 0 : 101;
 }
 
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  constexpr int kMajor = 75, kMinor = 76;
+  if (attribute != kMajor && attribute != kMinor) return kInvalidValue;
+  *value = attribute == kMajor ? 8 : 0;
+  return 0;
+}
+
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = &contexts[device];
   return 0;

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import emulated_driver
 from zcomm import Layout, Segment, _core, codec
-from zcomm.kernels import cuda_driver, cupy, native, nvrtc
+from zcomm.kernels import cuda, cuda_driver, cupy, native, nvrtc
 from zcomm.kernels.cuda_driver import Driver
 
 
-@pytest.fixture(scope="module")
-def library() -> str:
-    return str(emulated_driver.library())
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The one that is loaded where none is named."""
+    monkeypatch.setattr(cuda_driver, "LIBRARY", str(emulated_driver.library()))
+    return cuda_driver.LIBRARY
 
 
 def plan_of(spec: str) -> _core.Plan:
@@ -22,27 +26,29 @@ def plan_of(spec: str) -> _core.Plan:
 
 
 def test_it_is_there(library: str) -> None:
-    assert cuda_driver.missing(13, library) == ""
+    assert cuda_driver.missing(13) == ""
     driver = Driver(library)
     driver.start()
     assert driver.version() == 13000
     assert driver.device_count() == 2
+    assert driver.capability(1) == (8, 0)
     assert driver.context(0) != driver.context(1)
 
 
 def test_reasons_why_it_is_absent(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cuda_driver.missing(13, "libnosuch.so.1") == "no CUDA driver"
-    assert cuda_driver.missing(14, library) == "the CUDA driver is older than CUDA 14; update it"
+    assert cuda_driver.missing(14) == "the CUDA driver is older than CUDA 14; update it"
     monkeypatch.setattr(Driver, "device_count", lambda driver: 0)
-    assert cuda_driver.missing(13, library) == "no CUDA device"
+    assert cuda_driver.missing(13) == "no CUDA device"
 
     def refused(code: int) -> None:
         raise cuda_driver.DriverError(f"cuInit: expected success, got error {code}", code)
 
     monkeypatch.setattr(Driver, "start", lambda driver: refused(100))
-    assert cuda_driver.missing(13, library) == "no CUDA device"
+    assert cuda_driver.missing(13) == "no CUDA device"
     monkeypatch.setattr(Driver, "start", lambda driver: refused(999))
-    assert cuda_driver.missing(13, library) == "cuInit: expected success, got error 999"
+    assert cuda_driver.missing(13) == "cuInit: expected success, got error 999"
+    monkeypatch.setattr(cuda_driver, "LIBRARY", "libnosuch.so.1")
+    assert cuda_driver.missing(13) == "no CUDA driver"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -56,13 +62,30 @@ def test_the_cupy_set_says_what_is_missing_here(monkeypatch: pytest.MonkeyPatch)
 def test_the_cupy_set_wants_a_driver_of_nvrtcs_version(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_driver.missing, "__defaults__", (library,))
     monkeypatch.setattr(nvrtc, "missing", lambda: "")
     monkeypatch.setattr(nvrtc, "missing_library", lambda: "")
+    monkeypatch.setattr(nvrtc, "_binding", lambda: SimpleNamespace(getSupportedArchs=lambda: [80]))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     for version, reason in (((13, 4), ""), ((14, 0), "the CUDA driver is older than CUDA 14; ")):
         monkeypatch.setattr(nvrtc, "version", lambda version=version: version)
         assert cupy.missing().startswith(reason)
         assert bool(cupy.missing()) == bool(reason)
+
+
+def test_the_cupy_set_wants_a_gpu_that_nvrtc_compiles_for(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvrtc, "missing", lambda: "")
+    monkeypatch.setattr(nvrtc, "missing_library", lambda: "")
+    monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
+    monkeypatch.setattr(nvrtc, "_binding", lambda: SimpleNamespace(getSupportedArchs=lambda: [75]))
+    assert cupy.missing() == cuda.without_cuda() != ""  # torch has no tensors for it
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert (cupy.missing(), cupy.missing(1)) == ("", "")
+    assert cupy.missing(2) == "cuDeviceGet: expected success, got error 101"
+    old = "NVRTC 13.0 compiles for GPUs of compute capability 7.5 or later, and this one has 7.0; "
+    monkeypatch.setattr(Driver, "capability", lambda driver, ordinal: (7, 0))
+    assert cupy.missing().startswith(old)
 
 
 def test_a_refused_call_names_the_function(library: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from itertools import product
@@ -9,10 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
+from ranks import run_ranks
 from zcomm import kernels
-from zcomm.cli import doctor
+from zcomm.cli import doctor, gpu_tools
+from zcomm.cli.finding import NOTE, OK, PROBLEM
 from zcomm.kernels import cuda, cupy
 
 CUDA, XPU, MPS, CPU = (torch.device(t) for t in ("cuda:0", "xpu:0", "mps:0", "cpu"))
@@ -26,7 +31,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
     def module(name: str) -> SimpleNamespace:
         return SimpleNamespace(
-            missing=lambda: f"no {name} today" if name in found else "",
+            missing=lambda ordinal=0: f"no {name} today" if name in found else "",
             CupyKernels=lambda: SimpleNamespace(name="cupy"),
             TritonKernels=lambda: SimpleNamespace(name="triton"),
         )
@@ -122,8 +127,25 @@ def test_the_environment_forces_one(
     lost.add(name)
     with pytest.raises(RuntimeError, match=f"kernels {name} are absent: no {name} today"):
         kernels.select(CUDA)
-    with pytest.raises(ValueError, match=f"kernels {name}: expected tensors on cuda.*, got cpu"):
+    wrong = f"kernels {name}: expected tensors on cuda.*, got cpu; unset ZCOMM_KERNELS"
+    with pytest.raises(ValueError, match=wrong):
         kernels.select(CPU)
+
+
+def compress_with(rank: int, world_size: int, name: str) -> str:
+    """The error of a rank whose environment names these kernels."""
+    os.environ["ZCOMM_KERNELS"] = name
+    try:
+        zcomm.compress(DistributedDataParallel(nn.Linear(4, 4)), codec="int8")
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def test_a_wrong_environment_is_an_error_of_compress_not_of_backward() -> None:
+    for said in run_ranks(2, compress_with, "foo"):
+        assert said.startswith("ZCOMM_KERNELS: expected one of reference, cpu")
+        assert said.endswith("got 'foo'")
 
 
 def test_sets_of_the_cpu_are_not_replaced(lost: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,4 +181,84 @@ def test_doctor_shows_the_sets_and_the_choice(
     assert found.lines[-1] == "chosen for CPU tensors: cpu; for CUDA tensors: cupy"
     assert found.details["chosen"] == {"cpu": "cpu", "cuda": "cupy"}
     monkeypatch.setenv("ZCOMM_KERNELS", "triton")
-    assert doctor.check_kernels().lines[-1].endswith("; but ZCOMM_KERNELS=triton names triton")
+    found = doctor.check_kernels()
+    said = "but ZCOMM_KERNELS=triton names triton, for tensors on cuda or xpu"
+    assert (found.state, found.lines[-1]) == (NOTE, said)
+    for name, meaning in (("cuda", "cuda, which is absent"), ("foo", "no set")):
+        monkeypatch.setenv("ZCOMM_KERNELS", name)
+        found = doctor.check_kernels()
+        assert found.state == PROBLEM
+        assert found.lines[-1] == f"but ZCOMM_KERNELS={name} names {meaning}"
+        assert found.remedy.startswith(f"Unset ZCOMM_KERNELS={name}")
+
+
+def test_doctor_has_no_processor_to_blame_for_a_set_of_gpus(
+    lost: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZCOMM_KERNELS", "cupy")
+    assert doctor.check_processor().state == OK
+    monkeypatch.setenv("ZCOMM_KERNELS", "reference")
+    found = doctor.check_processor()
+    assert found.state == NOTE
+    assert found.lines[-1].endswith("none, plain torch, because of ZCOMM_KERNELS=reference")
+    monkeypatch.setenv("ZCOMM_KERNELS", "foo")
+    assert doctor.check_processor().state == PROBLEM
+
+
+def test_doctor_names_the_set_that_gradients_on_gpus_use(
+    lost: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_tools, "_gpus", lambda: ["A GPU, compute capability 9.0"])
+    monkeypatch.setattr(cuda, "missing", lambda ordinal=0: "")
+    assert "are compressed there, by cuda." in gpu_tools.check().lines[-1]
+    monkeypatch.setenv("ZCOMM_KERNELS", "triton")
+    assert "are compressed there, by triton." in gpu_tools.check().lines[-1]
+    for name, remedy in (
+        ("reference", "Unset ZCOMM_KERNELS=reference, unless that is meant."),
+        ("cpu:avx2", "Unset ZCOMM_KERNELS."),
+    ):
+        monkeypatch.setenv("ZCOMM_KERNELS", name)
+        found = gpu_tools.check()
+        assert (found.state, found.remedy) == (PROBLEM, remedy)
+
+
+def test_a_module_without_code_for_a_gpu_is_absent_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A100, and a V100 beside it; torch is one for CUDA."""
+    capabilities = [(8, 0), (7, 0)]
+    module = SimpleNamespace(
+        missing=str, ARCHS=[75, 80, 90], capability=lambda ordinal: capabilities[ordinal]
+    )
+    monkeypatch.setattr(cuda, "load", lambda: module)
+    assert cuda.missing() == cuda.without_cuda()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert cuda.missing(0) == ""
+    assert cuda.missing(1) == (
+        "zcomm._cuda was built for compute capability 7.5, 8.0, 9.0, and this GPU has 7.0; build "
+        "it with ZCOMM_CUDA_ARCHS=70, or use CuPy or Triton"
+    )
+    monkeypatch.setattr(kernels, "_module", {"cuda": cuda, "triton": cuda}.__getitem__)
+    monkeypatch.setitem(kernels.ON_GPUS, "cupy", ())
+    assert kernels.default("cuda", 0) == "cuda"
+    assert kernels.default("cuda", 1) == "reference"
+
+
+@pytest.mark.parametrize(
+    ("capability", "archs", "runs"),
+    [
+        ((8, 9), [75, 80, 90], True),  # of its major version, and older
+        ((8, 0), [75, 86], False),
+        ((10, 0), [75, 80, 90], True),  # PTX of the last
+        ((9, 0), [75, 80, 100], False),
+        ((12, 1), [90, 100, 120], True),
+    ],
+)
+def test_what_code_runs_where(capability: tuple[int, int], archs: list[int], runs: bool) -> None:
+    assert (cuda.no_code(capability, archs) == "") is runs
+
+
+def test_an_empty_name_is_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"kernels: expected one of reference, .*, got ''"):
+        zcomm.codec("int8").encode(torch.ones(3), kernels="")
+    monkeypatch.setenv("ZCOMM_KERNELS", "")  # as good as unset
+    kernels._select.cache_clear()
+    assert kernels.select(CPU).name.startswith("cpu:")

@@ -194,10 +194,12 @@ def test_a_gpu_without_kernels_is_one_sentence(
     monkeypatch.setattr(gpu_tools, "absent", lambda: "")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(kernels.cuda, "missing", lambda: "no CUDA driver")
+    monkeypatch.setattr(kernels.cuda, "missing", lambda ordinal=0: f"no code for GPU {ordinal}")
     kernels.register("none at all", ReferenceKernels())  # forgets what was selected before
     assert command.main(["--device", "cuda:1"]) == 2
-    assert "--kernels: kernels cuda are absent: no CUDA driver" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "zcomm.selftest: no kernels: cuda: no code for GPU 1; cupy: " in said
+    assert "; triton: triton c" in said
     assert command.main(["--device", "cuda:2"]) == 2
     assert "--device: expected a number below 2, got cuda:2" in capsys.readouterr().err
 
@@ -207,7 +209,7 @@ def test_a_gpu_without_kernels_is_one_sentence(
     [
         (["--device", "tpu"], "--device: expected cpu, cuda or cuda:1, got 'tpu'"),
         (["--device", "mps"], "--device: expected cpu, cuda or cuda:1, got 'mps'"),
-        (["--kernels", "nosuch"], "--kernels: kernels: expected one of reference, cpu"),
+        (["--kernels", "nosuch"], "--kernels: expected one of reference, cpu"),
         (["--codecs", "int8,int9"], "--codecs: codec: expected one of none"),
         (["--parts", "contract,all"], "--parts: expected some of contract, layouts"),
         (["--json", "/nowhere/at/all.json"], "expected a file in a folder that exists"),

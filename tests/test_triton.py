@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -66,16 +69,39 @@ def test_import_of_zcomm_does_not_import_triton() -> None:
 
 
 def test_absent_kernels_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    package.missing.cache_clear()
+    package._missing.cache_clear()
     reason = package.missing()
     if interpreted.FOUND:
-        assert reason.startswith("triton finds no GPU") or not reason
+        assert reason.startswith("triton cannot use a GPU here: ") or not reason
     for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
-    package.missing.cache_clear()
+    package._missing.cache_clear()
     assert package.missing().startswith("triton cannot be imported")
-    package.missing.cache_clear()
+    package._missing.cache_clear()
+
+
+def test_the_oldest_triton_is_known_to_pip_and_to_the_proof() -> None:
+    oldest = ".".join(map(str, package.LEAST_VERSION))
+    assert any(r.startswith(f"triton>={oldest};") for r in metadata.requires("zcomm") or ())
+    assert f"triton-{oldest}.0\n" in (TESTS.parent / "Makefile").read_text()
+
+
+@needs_triton
+def test_an_old_triton_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, is_old in (("3.5.1", True), ("3.6.0", False), ("3.10.0+rocm7", False)):
+        monkeypatch.setattr("triton.__version__", version)
+        package._missing.cache_clear()
+        old = f"triton {version} flushes subnormal quotients to zero"
+        assert package.missing().startswith(old) is is_old
+    package._missing.cache_clear()
+
+
+def test_a_codec_without_kernels_is_refused() -> None:
+    prototype = SimpleNamespace(codec=SimpleNamespace(id=77), numel=3)
+    layout: Any = SimpleNamespace(segments=[prototype], frames=[None])
+    with pytest.raises(ValueError, match="layout: a segment's codec is none that Triton kernels"):
+        plan.Plan(layout, 1024)
 
 
 @needs_triton

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from zcomm.kernels.native import SegmentRow
 
 INLINE_WIRES: int
+ARCHS: list[int]  # machine code for each of them, PTX for the last
 
 class Plan:
     def __init__(
@@ -23,6 +24,9 @@ class Plan:
 
 def missing() -> str:
     """Why nothing can be launched here; "" if it can."""
+
+def capability(ordinal: int, /) -> tuple[int, int]:
+    """A device's compute capability."""
 
 def encode(
     plan: Plan,

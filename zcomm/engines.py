@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from zcomm import kernels as kernel_sets
 from zcomm.device_engine import DeviceEngine
 from zcomm.engine import Engine
@@ -22,8 +24,9 @@ def make_engine(
     hosts: Hosts | None = None,
 ) -> JobThread:
     """An engine over the ranks of a group, all of which make one; without streams, on the CPU."""
+    # Absent or unknown ones are an error of this call, not of a backward that others wait for.
+    kernel_sets.select(streams.device if streams else torch.device("cpu"))
     if streams is None:
         return Engine(Transport(group, name, timeout_s, hosts=hosts), threads)
-    kernel_sets.select(streams.device)  # absent ones are an error of this call, not of a thread's
     transport = Transport(group, name, timeout_s, streams.device, in_order=True, hosts=hosts)
     return DeviceEngine(transport, streams, threads)

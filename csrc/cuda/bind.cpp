@@ -18,5 +18,8 @@ PYBIND11_MODULE(ZC_MODULE, m) {
   m.def("missing", &zcomm::cuda::device_missing);
 #if defined(ZC_EMULATED)
   emu::bind_settings(m);
+#else
+  m.def("capability", &zcomm::cuda::compute_capability);
+  m.attr("ARCHS") = std::vector<int>{ZC_CUDA_ARCHS};
 #endif
 }

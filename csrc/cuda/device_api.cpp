@@ -46,4 +46,18 @@ std::string device_missing() {
   return error == cudaSuccess ? "" : cudaGetErrorString(error);
 }
 
+std::pair<int, int> compute_capability(int ordinal) {
+  int major = 0, minor = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
+  }
+  cudaGetLastError();
+  if (error != cudaSuccess) {
+    throw std::runtime_error("zcomm._cuda: expected a CUDA device " + std::to_string(ordinal) +
+                             ", got " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+  }
+  return {major, minor};
+}
+
 }  // namespace zcomm::cuda

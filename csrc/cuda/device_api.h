@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "cuda/kernels.h"
 
@@ -23,5 +24,8 @@ const Device& linked_device();
 
 // Why nothing can be launched there; "" if it can.
 std::string device_missing();
+
+// Of a device by its number: major and minor. Makes no context.
+std::pair<int, int> compute_capability(int ordinal);
 
 }  // namespace zcomm::cuda

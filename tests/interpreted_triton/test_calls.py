@@ -12,7 +12,7 @@ from hostile import good_wire, layout_of
 from test_contract_layouts import encode
 from zcomm import Layout, Segment, codec, kernels
 from zcomm.kernels.base import KernelLayout
-from zcomm.kernels.device import NO_FAULT, new_faults
+from zcomm.kernels.device import NO_FAULT, Stream, StreamMemory, new_faults
 from zcomm.kernels.triton import TritonKernels
 from zcomm.wire import CODEC_IDS
 
@@ -56,10 +56,9 @@ def test_counters_are_zero_after_a_call() -> None:
         layout.decode_sum([wire, wire], faults=faults, kernels=NAME)
         assert (faults.item() == NO_FAULT) != bad
         frames, segments = len(layout.frames), len(layout.segments)
-        scratch = layout.device_plans[NAME].memory._scratch
-        (decode,) = [t for key, t in scratch.items() if key[0] == "decode"]
-        assert not decode.any()
-        (words,) = [t.view(torch.int64) for key, t in scratch.items() if key[0] == "encode"]
+        scratch = memory_of(layout)._scratch
+        assert not scratch["decode"].any()
+        words = scratch["encode"].view(torch.int64)
         assert not words[: 2 * frames].any()
         histograms = words[2 * frames + segments :][: 4 * 256 + 1]
         assert not histograms.any()
@@ -70,12 +69,20 @@ def test_a_second_call_uploads_and_allocates_nothing() -> None:
     grad = torch.randn(layout.span)
     wires = [layout.encode(grad, kernels=NAME) for _ in range(3)]
     layout.decode_sum(wires, kernels=NAME)
-    memory = layout.device_plans[NAME].memory
-    before = [{key: t.data_ptr() for key, t in kept.items()} for kept in vars(memory).values()]
+    before = addresses(layout)
     layout.encode(grad, out=wires[0], kernels=NAME)
     layout.decode_sum(wires, kernels=NAME)
-    after = [{key: t.data_ptr() for key, t in kept.items()} for kept in vars(memory).values()]
-    assert after == before
+    assert addresses(layout) == before
+
+
+def addresses(layout: Layout) -> list[int]:
+    memory = memory_of(layout)
+    tensors = [memory._table, *memory._scratch.values(), *memory._address_tables.values()]
+    return [t.data_ptr() for t in tensors if t is not None]
+
+
+def memory_of(layout: Layout) -> StreamMemory:
+    return layout.device_plans[NAME].memory.on(Stream(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("spec", ["int4", "lm4", "bf16", "topk:0.3"])

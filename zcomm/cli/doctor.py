@@ -94,18 +94,25 @@ def check_backends() -> Finding:
     if not there["gloo"]:
         remedy = "Install a torch with gloo, which carries zcomm's bytes: those of PyPI have it."
         return Finding(PROBLEM, [line], remedy, dict(there))
-    return Finding(OK, [line, "zcomm uses gloo"], details=dict(there))
+    return Finding(
+        OK, [line, "tensors of the CPU go over gloo, those of GPUs over nccl"], "", dict(there)
+    )
 
 
 def check_processor() -> Finding:
-    """The instruction set in use: that of the kernel set that a call without `kernels=` takes."""
+    """The instruction set in use: that of the kernel set that a call without `kernels=` takes.
+
+    A set for GPUs that ZCOMM_KERNELS names is not of this check.
+    """
     details: dict[str, Any] = {"model": cpu_model(), "cores": os.cpu_count(), "in_use": None}
     variables = {name: os.environ.get(name) for name in (KERNELS_VARIABLE, ISA_VARIABLE)}
+    if variables[KERNELS_VARIABLE] in kernels.ON_GPUS:
+        del variables[KERNELS_VARIABLE]
     forced = [f"{name}={value}" for name, value in variables.items() if value]
     details["forced_by"] = forced
     lines = [f"{details['model']}, {details['cores']} cores"]
     try:
-        in_use = kernels.select(torch.device("cpu")).name
+        in_use = kernels.select(torch.device("cpu"), variables.get(KERNELS_VARIABLE) or "cpu").name
     except (RuntimeError, ValueError) as error:
         remedy = f"Unset {' and '.join(forced)}." if forced else _REINSTALL
         return Finding(PROBLEM, [*lines, str(error)], remedy, details)
@@ -119,14 +126,26 @@ def check_processor() -> Finding:
 def check_kernels() -> Finding:
     sets = zcomm.available_kernels()
     lines = [f"{name:<12}{'absent: ' + why if why else 'there'}" for name, why in sets.items()]
-    chosen = {"cpu": kernels.default("cpu"), "cuda": kernels.default("cuda")}
+    chosen = {kind: kernels.default(kind) for kind in ("cpu", "cuda")}
     lines.append(f"chosen for CPU tensors: {chosen['cpu']}; for CUDA tensors: {chosen['cuda']}")
+    if torch.xpu.is_available():
+        chosen["xpu"] = kernels.default("xpu")
+        lines[-1] += f"; for Intel's GPUs: {chosen['xpu']}"
     details = {"absent": {name: why for name, why in sets.items() if why}, "chosen": chosen}
-    if forced := os.environ.get(KERNELS_VARIABLE):
-        lines[-1] += f"; but {KERNELS_VARIABLE}={forced} names {forced}"
     if sets["cpu:scalar"]:  # every processor has this one
         return Finding(PROBLEM, lines, _REINSTALL, details)
-    return Finding(OK, lines, details=details)
+    name = kernels.forced()
+    if name is None:
+        return Finding(OK, lines, details=details)
+    forced = f"{KERNELS_VARIABLE}={name}"
+    takes = (
+        " or ".join(kernels.ON_GPUS.get(name, ("cpu",))) if name != "reference" else "any device"
+    )
+    lines.append(f"but {forced} names {name}, for tensors on {takes}")
+    if name in sets and not sets[name]:
+        return Finding(NOTE, lines, details=details)
+    lines[-1] = f"but {forced} names " + (f"{name}, which is absent" if name in sets else "no set")
+    return Finding(PROBLEM, lines, f"Unset {forced}: calls that name no set fail.", details)
 
 
 _REINSTALL = (

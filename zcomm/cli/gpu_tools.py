@@ -22,7 +22,7 @@ SELF_TEST = "python -m zcomm.selftest --device cuda"
 
 def check() -> Finding:
     """A problem only where there is a GPU that torch can use and zcomm cannot, or slowly."""
-    gpus, chosen = _gpus(), kernels.default("cuda")
+    gpus, chosen = _gpus(), kernels.forced() or kernels.default("cuda")
     kernels_absent = cuda.missing()
     found: dict[str, Any] = {
         "nvcc": _nvcc(),
@@ -34,18 +34,28 @@ def check() -> Finding:
     }
     lines = [
         f"nvcc {found['nvcc'] or 'not found'}, driver {found['driver'] or 'not found'}, torch "
-        + (f"for CUDA {found['cuda']}" if found["cuda"] else "without CUDA"),
+        f"{torch_build()}",
         *(f"GPU: {name}" for name in gpus),
         f"zcomm's CUDA kernels: {'absent: ' + kernels_absent if kernels_absent else 'there'}",
     ]
-    if gpus and chosen == "reference":
+    if not gpus:
+        meaning = f"Gradients on the CPU need none of this. No GPU can be used: {absent()}"
+        return Finding(NOTE, [*lines, meaning], "", found)
+    if chosen == "reference":
         meaning = "Gradients on these GPUs go through plain torch, which is very slow."
         return Finding(PROBLEM, [*lines, meaning], _remedy(kernels_absent), found)
-    if gpus:
-        meaning = f"Gradients on these GPUs are compressed there, by {chosen}. To test it:"
-        return Finding(OK, [*lines, f"{meaning} {SELF_TEST}"], "", found)
-    meaning = f"Gradients on the CPU need none of this. No GPU can be used: {absent()}"
-    return Finding(NOTE, [*lines, meaning], "", found)
+    if chosen not in kernels.ON_GPUS:  # the check of kernels says more
+        meaning = f"{kernels.KERNELS_VARIABLE}={chosen} names no set that takes their gradients."
+        return Finding(PROBLEM, [*lines, meaning], f"Unset {kernels.KERNELS_VARIABLE}.", found)
+    meaning = f"Gradients on these GPUs are compressed there, by {chosen}. To test it:"
+    return Finding(OK, [*lines, f"{meaning} {SELF_TEST}"], "", found)
+
+
+def torch_build() -> str:
+    """What GPUs this torch is for."""
+    if torch.version.hip:
+        return f"for ROCm {torch.version.hip}"
+    return f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
 
 
 def absent() -> str:
@@ -57,6 +67,8 @@ def absent() -> str:
         )
     if torch.cuda.is_available():
         return ""
+    if torch.version.hip:
+        return f"torch {torch_build()} finds no GPU; rocminfo must list it"
     if driver() is None:
         return "no CUDA driver; install NVIDIA's driver: nvidia-smi must work"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -87,15 +99,20 @@ def driver() -> str | None:
 
 
 def _remedy(cuda_absent: str) -> str:
+    if kernels.forced():
+        return f"Unset {kernels.KERNELS_VARIABLE}={kernels.forced()}, unless that is meant."
     if torch.version.hip:
         return "Install Triton, whose kernels AMD's GPUs use: pip install 'zcomm[triton]'."
+    other = (
+        "Install CuPy, which compiles the kernels for this GPU: pip install 'zcomm[cupy]' "
+        "(torch for CUDA 12: pip install cupy-cuda12x)"
+    )
     if isinstance(cuda.load(), str):
         return (
-            "Install CuPy, which compiles the kernels for this GPU: pip install 'zcomm[cupy]' "
-            "(torch for CUDA 12: pip install cupy-cuda12x); or a wheel of zcomm with CUDA kernels, "
-            "or build it where nvcc is: ZCOMM_CUDA=1 pip install ."
+            f"{other}; or a wheel of zcomm with CUDA kernels, or build it where nvcc is: "
+            "ZCOMM_CUDA=1 pip install ."
         )
-    return f"Make the CUDA driver usable for zcomm ({cuda_absent}), or train on the CPU."
+    return f"{other}; or mend what keeps the compiled ones from running: {cuda_absent}."
 
 
 def _nvcc() -> str | None:

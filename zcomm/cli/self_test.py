@@ -21,7 +21,7 @@ from zcomm import vectors
 from zcomm.cli.finding import OK, PROBLEM, Finding, reason
 from zcomm.cli.interfaces import LOOPBACK, gloo_choice, list_interfaces
 from zcomm.cli.ranks import World
-from zcomm.kernels import ON_GPUS
+from zcomm.kernels import KERNELS_VARIABLE, ON_GPUS, forced
 
 STEPS = 3
 NUMEL = 1 << 16
@@ -86,6 +86,8 @@ def check_ranks() -> Finding:
 def _run(interface: str) -> tuple[str, list[Any]]:
     """The error, whole, or "", and what each rank found."""
     env = {"GLOO_SOCKET_IFNAME": interface}
+    if forced() in ON_GPUS:
+        env[KERNELS_VARIABLE] = ""  # the ranks have CPU tensors
     with captured_output() as output:
         try:
             with World(2, group_timeout_s=TIMEOUT_S / 2, env=env) as world:

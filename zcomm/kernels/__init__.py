@@ -12,8 +12,8 @@
 Tensors on the CPU use `cpu`. Those on CUDA devices use the first that is there of `cuda`, `cupy`,
 `triton` and `reference`; those on Intel's `triton`, else `reference`; others `reference`. Where a
 GPU is left with `reference`, which is slow, a warning says so once, with all reasons. ZCOMM_KERNELS
-names another set for all calls that name none. The environment is read once, at the first use. A
-set that is asked for by name and absent raises its reason, and the `cpu` sets are never replaced.
+names another set for all calls that name none; it is read at the first use on each device. A set
+that is asked for by name and absent raises its reason, and the `cpu` sets are never replaced.
 """
 
 from __future__ import annotations
@@ -46,46 +46,55 @@ def select(device: torch.device, name: str | None = None) -> KernelSet:
 
 
 def available() -> dict[str, str]:
-    """Every kernel set's name, and why it is absent ("" if it is there)."""
+    """Every kernel set's name, and why it is absent ("" if it is there); for GPUs, on the first.
+
+    Where there is a GPU this starts CUDA, which does not survive a fork: start ranks by spawning.
+    """
     return {name: _missing(name) for name in NAMES}
 
 
-def default(device_type: str) -> str:
-    """The name of the set that tensors use if nobody names one."""
+def default(device_type: str, ordinal: int = 0) -> str:
+    """The name of the set that a device's tensors use if nobody names one."""
     if device_type == "cpu":
         return "cpu"
-    return next((name for name in _fitting(device_type) if not _missing(name)), "reference")
+    fitting = _fitting(device_type)
+    return next((name for name in fitting if not _missing(name, ordinal)), "reference")
+
+
+def forced() -> str | None:
+    """The set that ZCOMM_KERNELS names for all calls that name none."""
+    return os.environ.get(KERNELS_VARIABLE) or None
 
 
 @lru_cache(maxsize=64)
 def _select(device: torch.device, name: str | None) -> KernelSet:
     if device.type == "meta":
         raise ValueError("expected tensors that hold data, got meta tensors")
-    source = "kernels"
+    source = KERNELS_VARIABLE if name is None else "kernels"
+    name = forced() if name is None else name
     if name is None:
-        source, name = KERNELS_VARIABLE, os.environ.get(KERNELS_VARIABLE)
-    if not name:
-        name = default(device.type)
+        name = default(device.type, device.index or 0)
         if name == "reference":
-            _warn_of_reference(device.type)
+            _warn_of_reference(device.type, absences(device.type, device.index or 0))
     if name in _registered:
         return _registered[name]
     if name not in NAMES:
         raise ValueError(f"{source}: expected one of {', '.join(NAMES)}, got {name!r}")
-    return _made(name, device.type)
+    return _made(name, device, source)
 
 
-def _made(name: str, device_type: str) -> KernelSet:
+def _made(name: str, device: torch.device, source: str) -> KernelSet:
     if name == "reference":
         return ReferenceKernels()
     needed = ON_GPUS.get(name, ("cpu",))
-    if device_type not in needed:
+    if device.type not in needed:
+        remedy = f"unset {source}" if source == KERNELS_VARIABLE else "use 'reference'"
         raise ValueError(
-            f"kernels {name}: expected tensors on {' or '.join(needed)}, got {device_type}; use "
-            "'reference'"
+            f"kernels {name}: expected tensors on {' or '.join(needed)}, got {device.type}; "
+            f"{remedy}"
         )
     isa = "" if name in ON_GPUS else _isa(name)
-    reason = cpu.missing(isa) if isa else _missing(name)
+    reason = cpu.missing(isa) if isa else _missing(name, device.index or 0)
     if reason:
         raise RuntimeError(f"kernels {name} are absent: {reason}")
     return cpu.CpuKernels(isa) if isa else _made_for_gpus(name)
@@ -105,17 +114,21 @@ def register(name: str, kernel_set: KernelSet) -> None:
     _select.cache_clear()
 
 
+def absences(device_type: str, ordinal: int = 0) -> str:
+    """Of each set for such a GPU, why it is absent."""
+    return "; ".join(f"{name}: {_missing(name, ordinal)}" for name in _fitting(device_type))
+
+
 def _fitting(device_type: str) -> list[str]:
     return [name for name, types in ON_GPUS.items() if device_type in types]
 
 
 @lru_cache(maxsize=8)
-def _warn_of_reference(device_type: str) -> None:
-    reasons = [f"{name}: {_missing(name)}" for name in _fitting(device_type)]
+def _warn_of_reference(device_type: str, reasons: str) -> None:
     warnings.warn(
         f"zcomm: no kernels for tensors on {device_type}, so they go through plain torch, which "
-        f"is dozens of times slower. {'; '.join(reasons) or 'No kernel set takes such tensors'}. "
-        f"If this is meant, set {KERNELS_VARIABLE}=reference",
+        f"is much slower. {reasons or 'No kernel set takes such tensors'}. If this is meant, set "
+        f"{KERNELS_VARIABLE}=reference",
         stacklevel=2,
     )
 
@@ -128,22 +141,33 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"zcomm.kernels.{name}")
 
 
-def _missing(name: str) -> str:
+def _missing(name: str, ordinal: int = 0) -> str:
     if name == "reference":
         return ""
     if name in ON_GPUS:
-        return _missing_on_gpus(name)
+        return _missing_on_gpus(name, ordinal)
     try:
         return cpu.missing(_isa(name))
     except ValueError as error:  # ZCOMM_CPU_ISA names no ISA
         return str(error)
 
 
-def _missing_on_gpus(name: str) -> str:
+def _missing_on_gpus(name: str, ordinal: int) -> str:
     try:
-        return str(_module(name).missing())
+        return str(_module(name).missing(ordinal))
     except ImportError as error:
         return f"zcomm.kernels.{name} cannot be imported: {error}"
 
 
-__all__ = ["NAMES", "ON_GPUS", "KernelSet", "available", "default", "register", "select"]
+__all__ = [
+    "KERNELS_VARIABLE",
+    "NAMES",
+    "ON_GPUS",
+    "KernelSet",
+    "absences",
+    "available",
+    "default",
+    "forced",
+    "register",
+    "select",
+]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -33,17 +34,22 @@ class CudaKernels(DeviceKernels):
 
     def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
         plan = self._plan(layout, stream.device)
-        tables, scratch = plan.tables(stream), plan.encode_scratch(stream)
+        memory = plan.memory.on(stream)
+        scratch = memory.reserved("encode", plan.native.encode_scratch_nbytes())
+        tables = memory.table(plan.table)
         plan.launcher.encode(plan.native, tables, scratch, *call, stream.handle)
 
     def launch_decode_sum(self, layout: KernelLayout, stream: Stream, call: DecodeCall) -> None:
         plan = self._plan(layout, stream.device)
+        memory, wires = plan.memory.on(stream), len(call.wires)
+        # Where they are too many for a kernel's arguments.
+        many = wires > self._module.INLINE_WIRES
         plan.launcher.decode_sum(
             plan.native,
-            plan.tables(stream),
-            plan.decode_scratch(stream, len(call.wires)),
+            memory.table(plan.table),
+            memory.reserved("decode", plan.native.decode_scratch_nbytes(wires)),
             call.wires,
-            plan.wire_table(call.wires, self._module.INLINE_WIRES, stream),
+            memory.address_table(call.wires) if many else 0,
             call.out,
             call.verify,
             call.faults,
@@ -66,26 +72,20 @@ class _Plan:
     def __init__(self, native: Any, launcher: Any) -> None:
         self.native = native
         self.launcher = launcher
-        self._table = torch.frombuffer(bytearray(native.tables or bytes(16)), dtype=torch.uint8)
-        self._memory = DeviceMemory()
-
-    def tables(self, stream: Stream) -> int:
-        return self._memory.table(self._table, stream)
-
-    def encode_scratch(self, stream: Stream) -> int:
-        return self._memory.reserved("encode", self.native.encode_scratch_nbytes(), stream)
-
-    def decode_scratch(self, stream: Stream, wires: int) -> int:
-        return self._memory.reserved("decode", self.native.decode_scratch_nbytes(wires), stream)
-
-    def wire_table(self, rows: list[int], inline: int, stream: Stream) -> int:
-        """The addresses in device memory, where they are too many for a kernel's arguments."""
-        return 0 if len(rows) <= inline else self._memory.address_table(rows, stream)
+        self.table = torch.frombuffer(bytearray(native.tables or bytes(16)), dtype=torch.uint8)
+        self.memory = DeviceMemory()
 
 
 def for_rocm() -> str:
     """Why CUDA is of no use to this torch, whose "cuda" devices are AMD's; "" if it is."""
     return "this torch is for AMD GPUs (ROCm), not for CUDA" if torch.version.hip else ""
+
+
+def without_cuda() -> str:
+    """Why this torch has no tensors for kernels of CUDA; "" if it does."""
+    if torch.version.cuda is None:
+        return f"torch was built without CUDA ({torch.__version__}); install a CUDA build of it"
+    return ""
 
 
 @lru_cache(maxsize=1)
@@ -98,9 +98,31 @@ def load() -> ModuleType | str:
     return _cuda
 
 
-def missing() -> str:
-    """Why the kernels are absent; "" if they are there."""
+def missing(ordinal: int = 0) -> str:
+    """Why a device cannot run the kernels; "" if it can. The driver's reasons come first."""
     if for_rocm():
         return for_rocm()
     module = load()
-    return module if isinstance(module, str) else str(module.missing())
+    if isinstance(module, str):
+        return module
+    return str(module.missing()) or _no_code(module, ordinal) or without_cuda()
+
+
+def _no_code(module: ModuleType, ordinal: int) -> str:
+    try:
+        return no_code(module.capability(ordinal), module.ARCHS)
+    except RuntimeError as error:  # no device of this number
+        return str(error)
+
+
+def no_code(capability: tuple[int, int], archs: Sequence[int]) -> str:
+    """Why a module with machine code for `archs`, and PTX for the last one, does not run on a
+    device; "" if it does."""
+    major, arch = capability[0], 10 * capability[0] + capability[1]
+    if arch >= archs[-1] or any(known // 10 == major and known <= arch for known in archs):
+        return ""
+    built = ", ".join(f"{known // 10}.{known % 10}" for known in archs)
+    return (
+        f"zcomm._cuda was built for compute capability {built}, and this GPU has {major}."
+        f"{capability[1]}; build it with ZCOMM_CUDA_ARCHS={arch}, or use CuPy or Triton"
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 class DriverError(RuntimeError):
@@ -25,8 +26,8 @@ class DriverError(RuntimeError):
 class Driver:
     """Raises OSError where the library is not found. The first device call needs `start`."""
 
-    def __init__(self, library: str = LIBRARY) -> None:
-        self._library = ctypes.CDLL(library)
+    def __init__(self, library: str | None = None) -> None:
+        self._library = ctypes.CDLL(library or LIBRARY)
         self._contexts: dict[int, int] = {}
 
     def start(self) -> None:
@@ -42,6 +43,14 @@ class Driver:
         count = ctypes.c_int()
         self._call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
+
+    def capability(self, ordinal: int) -> tuple[int, int]:
+        """A device's compute capability."""
+        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self._call("cuDeviceGetAttribute", ctypes.byref(major), _MAJOR, device)
+        self._call("cuDeviceGetAttribute", ctypes.byref(minor), _MINOR, device)
+        return major.value, minor.value
 
     def load(self, image: bytes, symbols: Sequence[str], ordinal: int) -> list[int]:
         """The kernels of these names, from machine code or PTX, on a device."""
@@ -91,10 +100,10 @@ class Driver:
             raise DriverError(f"{name}: expected success, got {known}", error)
 
 
-def missing(least_version: int, library: str = LIBRARY) -> str:
+def missing(least_version: int) -> str:
     """Why no kernel can run; "" if some can. `least_version` is a major version of CUDA."""
     try:
-        driver = Driver(library)
+        driver = Driver()
         driver.start()
         count = driver.device_count()
     except OSError:

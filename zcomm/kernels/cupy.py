@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from zcomm.kernels import cuda_driver, nvrtc
-from zcomm.kernels.cuda import CudaKernels, for_rocm
+from zcomm.kernels.cuda import CudaKernels, for_rocm, without_cuda
 from zcomm.kernels.nvrtc import Unit
 
 # A unit's machine code or PTX for a device.
@@ -34,8 +34,8 @@ class CupyKernels(CudaKernels):
 
         super().__init__(_core, name)
         self._core = _core
-        self._images = images or _image
         self._driver = driver or cuda_driver.Driver()
+        self._images = images or self._image
         self._driver.start()
         self._launchers: dict[int, Any] = {}
         self._loading = threading.Lock()
@@ -53,6 +53,9 @@ class CupyKernels(CudaKernels):
                     self._load(found, Unit(file, rows), device)
         return found
 
+    def _image(self, unit: Unit, device: torch.device) -> bytes:
+        return nvrtc.image(unit, nvrtc.target_for(self._driver.capability(device.index or 0)))
+
     def _load(self, launcher: Any, unit: Unit, device: torch.device) -> None:
         symbols = {
             symbol: kernel
@@ -64,11 +67,16 @@ class CupyKernels(CudaKernels):
             launcher.set_function(kernel, function)
 
 
-def _image(unit: Unit, device: torch.device) -> bytes:
-    return nvrtc.image_for(unit, torch.cuda.get_device_capability(device))
-
-
-def missing() -> str:
-    """Why the kernels are absent; "" if they are there. What is quick to know comes first."""
+def missing(ordinal: int = 0) -> str:
+    """Why a device cannot run the kernels; "" if it can. What is quick to know comes first."""
     reason = for_rocm() or nvrtc.missing() or cuda_driver.missing(0) or nvrtc.missing_library()
-    return reason or cuda_driver.missing(nvrtc.version()[0])
+    reason = reason or cuda_driver.missing(nvrtc.version()[0])
+    return reason or _no_target(ordinal) or without_cuda()
+
+
+def _no_target(ordinal: int) -> str:
+    try:
+        nvrtc.target_for(cuda_driver.Driver().capability(ordinal))
+    except RuntimeError as error:  # an old GPU, or none of this number
+        return str(error)
+    return ""

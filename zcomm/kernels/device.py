@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from zcomm.kernels.base import KernelLayout
-from zcomm.kernels.memory import upload
+from zcomm.kernels.memory import capturing, expect_no_capture, upload
 from zcomm.wire import WireError
 
 NO_FAULT = -1
+_MAX_STREAMS = 32  # of a layout
+_MAX_ADDRESS_TABLES = 64  # of a layout and a stream
 
 
 class Stream:
@@ -35,37 +37,82 @@ class Stream:
 
 
 class DeviceMemory:
-    """A layout's tables and scratch memory on the devices and streams that used it."""
+    """What a layout has on devices: a StreamMemory for each stream that used it.
+
+    Streams share nothing, so that no call waits for another stream, and memory that is dropped goes
+    back in the order of its own.
+    """
 
     def __init__(self) -> None:
-        self._tables: dict[torch.device, Tensor] = {}
-        self._scratch: dict[tuple[str, int, torch.device], Tensor] = {}
-        self._address_tables: dict[tuple[int, ...], Tensor] = {}
+        self._streams: dict[tuple[torch.device, int], StreamMemory] = {}  # the last used is last
 
-    def table(self, data: Tensor, stream: Stream) -> int:
+    def on(self, stream: Stream) -> StreamMemory:
+        key = (stream.device, stream.handle)
+        found = self._streams.pop(key, None)
+        if found is None:
+            found = StreamMemory(stream.device)
+            if len(self._streams) >= _MAX_STREAMS:
+                self._drop_oldest()
+        self._streams[key] = found
+        found.note_capture()
+        return found
+
+    def _drop_oldest(self) -> None:
+        oldest = next((key for key, old in self._streams.items() if not old.captured), None)
+        if oldest is not None:
+            del self._streams[oldest]
+
+
+class StreamMemory:
+    """A layout's tables and scratch memory for one stream, which is current in every call.
+
+    What a CUDA graph was captured with stays where it is, for as long as the process lives: nobody
+    knows when a graph is replayed for the last time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.captured = False
+        self._device = device
+        self._table: Tensor | None = None
+        self._scratch: dict[str, Tensor] = {}
+        self._address_tables: dict[tuple[int, ...], Tensor] = {}  # the last used is the last
+        self._outgrown: list[Tensor] = []
+
+    def note_capture(self) -> None:
+        if not self.captured and capturing(self._device):
+            self.captured = True
+            _captured.append(self)
+
+    def table(self, data: Tensor) -> int:
         """Where the layout's table lies; uploaded at the first call."""
-        found = self._tables.get(stream.device)
-        if found is None:
-            found = self._tables[stream.device] = upload(data, stream.device)
-        return found.data_ptr()
+        if self._table is None:
+            self._table = upload(data, self._device)
+        return self._table.data_ptr()
 
-    def reserved(self, what: str, nbytes: int, stream: Stream) -> int:
+    def reserved(self, what: str, nbytes: int) -> int:
         """Kernels leave it zero. A larger one takes the place of the old one, in stream order."""
-        key = (what, stream.handle, stream.device)
-        found = self._scratch.get(key)
+        found = self._scratch.get(what)
         if found is None or found.numel() < nbytes:
-            found = torch.zeros(nbytes, dtype=torch.uint8, device=stream.device)
-            self._scratch[key] = found
+            expect_no_capture(self._device)
+            if found is not None and self.captured:
+                self._outgrown.append(found)
+            found = torch.zeros(nbytes, dtype=torch.uint8, device=self._device)
+            self._scratch[what] = found
         return found.data_ptr()
 
-    def address_table(self, addresses: list[int], stream: Stream) -> int:
-        """A table of addresses in device memory."""
+    def address_table(self, addresses: list[int]) -> int:
+        """A table of addresses in device memory; the last ones are kept."""
         key = tuple(addresses)
-        found = self._address_tables.get(key)
+        found = self._address_tables.pop(key, None)
         if found is None:
-            found = upload(torch.tensor(addresses, dtype=torch.int64), stream.device)
-            self._address_tables[key] = found
+            found = upload(torch.tensor(addresses, dtype=torch.int64), self._device)
+            if len(self._address_tables) >= _MAX_ADDRESS_TABLES and not self.captured:
+                del self._address_tables[next(iter(self._address_tables))]
+        self._address_tables[key] = found
         return found.data_ptr()
+
+
+_captured: list[StreamMemory] = []
 
 
 def new_faults(device: torch.device) -> Tensor:

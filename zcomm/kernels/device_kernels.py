@@ -1,11 +1,13 @@
 """What every kernel set of devices does around its launches, on torch's current stream.
 
-Calls neither wait for the device nor allocate, once a layout's tables have been uploaded: its first
-call on each device. Scratch memory belongs to a layout and a stream.
+Calls neither wait for the device nor allocate, but for a layout's first one on a stream, those with
+more wires than before, and decodes that are to raise what they find. Tables and scratch memory
+belong to a layout and a stream.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,6 +50,8 @@ class DeviceKernels:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        # Two threads on one stream may have the same layout: its scratch memory is for one call.
+        self._launching = threading.Lock()
 
     def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
         raise NotImplementedError
@@ -69,7 +73,7 @@ class DeviceKernels:
         stream = Stream(wire.device)
         source, target = Aligned(grad, read=True), Aligned(wire, WIRE_ALIGNMENT)
         held = AlignedResiduals(residuals)
-        with stream.device_current():
+        with self._launching, stream.device_current():
             call = EncodeCall(
                 source.address,
                 GRAD_DTYPES[grad.dtype],
@@ -103,7 +107,7 @@ class DeviceKernels:
         seen = new_faults(stream.device) if faults is None else faults
         aligned = [Aligned(wire, WIRE_ALIGNMENT, read=True) for wire in wires]
         target = Aligned(out)
-        with stream.device_current():
+        with self._launching, stream.device_current():
             rows = [wire.address for wire in aligned]
             call = DecodeCall(rows, target.address, verify, seen.data_ptr())
             self.launch_decode_sum(layout, stream, call)

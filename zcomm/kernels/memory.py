@@ -16,8 +16,24 @@ from zcomm.kernels.base import KernelMemory, KernelResiduals
 _RESIDUAL_ALIGNMENT = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 2}  # int8: bf16 scales
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether calls are recorded for a CUDA graph, not run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def expect_no_capture(device: torch.device) -> None:
+    """Where memory is made that later calls use: a graph would fill it only when it is replayed."""
+    if capturing(device):
+        raise RuntimeError(
+            "expected a layout, residuals and wires that were used on this stream before a CUDA "
+            "graph is captured on it, got new ones; make the same call before, on that stream: "
+            "torch.cuda.graph(graph, stream=stream). Many wires may be the rows of one tensor"
+        )
+
+
 def upload(t: Tensor, device: torch.device) -> Tensor:
     """A copy on the device; from pinned memory, so that nothing waits for it."""
+    expect_no_capture(device)
     if device.type == "cpu":
         return t.clone()
     return t.pin_memory().to(device, non_blocking=True)

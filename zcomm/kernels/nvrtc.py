@@ -18,7 +18,10 @@ from zcomm.kernels.image_cache import cached
 SOURCES = Path(__file__).parent / "csrc"
 # What nvcc is told and NVRTC does anyway (-O3), or is given in another way.
 _NVCC_ONLY = ("-O3", "-Icsrc")
-_INSTALL = "pip install cupy-cuda13x, or cupy-cuda12x where torch is for CUDA 12"
+_INSTALL = (
+    "pip install 'zcomm[cupy]', or where torch is for CUDA 12: pip install cupy-cuda12x "
+    "nvidia-cuda-nvrtc-cu12"
+)
 
 
 class Unit(NamedTuple):
@@ -29,19 +32,15 @@ class Unit(NamedTuple):
         return (f"-DZC_ROWS={self.rows}",) if self.rows else ()
 
 
-def image_for(unit: Unit, capability: tuple[int, int]) -> bytes:
-    """Machine code or PTX for a device."""
-    return image(unit, target_for(capability, _binding().getSupportedArchs()))
-
-
 def image(unit: Unit, target: str) -> bytes:
     """A unit for a target; from the cache if it is there."""
     name = f"{unit.file}_{unit.rows}_{target}_{_key(unit, target)}.image"
     return cached(name, lambda: compiled(unit, target))
 
 
-def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
+def target_for(capability: tuple[int, int], supported: Sequence[int] = ()) -> str:
     """Code of a device's major version runs on it; of a later one PTX does."""
+    supported = supported or _binding().getSupportedArchs()
     major, arch = capability[0], 10 * capability[0] + capability[1]
     same = [known for known in supported if known // 10 == major and known <= arch]
     if same:
@@ -50,9 +49,9 @@ def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
     if not older:
         least = min(supported)
         raise RuntimeError(
-            f"kernels cupy: expected a GPU of compute capability {least // 10}.{least % 10} or "
-            f"later, which NVRTC {'.'.join(map(str, version()))} compiles for, got "
-            f"{major}.{capability[1]}; use an older cupy, or kernels='triton' or 'reference'"
+            f"NVRTC {'.'.join(map(str, version()))} compiles for GPUs of compute capability "
+            f"{least // 10}.{least % 10} or later, and this one has {major}.{capability[1]}; use "
+            "an older cupy and NVRTC, or kernels='triton' or 'reference'"
         )
     return f"compute_{max(older)}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 
 import torch
@@ -13,7 +12,6 @@ from zcomm.cli import gpu_tools
 from zcomm.cli.machine import cpu_model
 from zcomm.cli.units import UsageError
 from zcomm.contract import Subject
-from zcomm.kernels import KERNELS_VARIABLE
 
 
 def chosen(name: str, kernel_set: str | None) -> Subject:
@@ -24,18 +22,21 @@ def chosen(name: str, kernel_set: str | None) -> Subject:
         if absent:
             raise UsageError(f"--device {name}: {absent}")
         device = _numbered(device)
-    subject = Subject(kernel_set or os.environ.get(KERNELS_VARIABLE) or _default(device), device)
     try:
-        kernels.select(device, subject.kernels)
+        name = kernel_set or kernels.forced() or _default(device)
+        kernels.select(device, kernel_set)
     except (RuntimeError, ValueError) as error:
-        raise UsageError(f"--kernels: {error}") from None
-    return subject
+        said = str(error).removeprefix("kernels: ")
+        raise UsageError(f"--kernels: {said}" if kernel_set else said) from None
+    return Subject(name, device)
 
 
 def _default(device: torch.device) -> str:
-    """Where only the reference is left for a GPU, the reason why is wanted, not a test of it."""
-    name = kernels.default(device.type)
-    return device.type if name == "reference" else name
+    """Where only the reference is left for a GPU, the reasons why are wanted, not a test of it."""
+    name = kernels.default(device.type, device.index or 0)
+    if name == "reference":
+        raise RuntimeError(f"no kernels: {kernels.absences(device.type, device.index or 0)}")
+    return name
 
 
 def _device(name: str) -> torch.device:
@@ -60,7 +61,7 @@ def environment(subject: Subject) -> dict[str, str]:
     """What whoever reads the report needs to know."""
     found = {
         "zcomm": zcomm.__version__,
-        "torch": f"{torch.__version__}, {_cuda_of_torch()}",
+        "torch": f"{torch.__version__}, {gpu_tools.torch_build()}",
         "python": f"{platform.python_version()} on {platform.platform()}",
         "processor": f"{cpu_model()}, {torch.get_num_threads()} threads",
         "driver": gpu_tools.driver() or "none",
@@ -69,10 +70,6 @@ def environment(subject: Subject) -> dict[str, str]:
     }
     absent = {name: why for name, why in kernels.available().items() if why}
     return found | {f"absent: {name}": why for name, why in absent.items()}
-
-
-def _cuda_of_torch() -> str:
-    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
 
 
 def _gpu(device: torch.device) -> str:

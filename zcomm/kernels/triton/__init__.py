@@ -37,17 +37,31 @@ from functools import lru_cache
 from zcomm.kernels.triton.kernel_set import TritonKernels
 
 
+def missing(ordinal: int = 0) -> str:
+    """Why the kernels are absent; "" if they are there. Triton compiles for any GPU it knows."""
+    return _missing()
+
+
+LEAST_VERSION = (3, 6)  # older ones divide with ftz, and those before 3.4 do not compile lm*
+
+
 @lru_cache(maxsize=1)
-def missing() -> str:
-    """Why the kernels are absent; "" if they are there."""
+def _missing() -> str:
     try:
+        from triton import __version__ as version
         from triton.runtime import driver
     except ImportError as error:
-        return f"triton cannot be imported: {error}; pip install triton"
+        return f"triton cannot be imported: {error}; pip install 'zcomm[triton]'"
+    if tuple(map(int, version.split(".")[:2])) < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        return (
+            f"triton {version} flushes subnormal quotients to zero, so bits would differ; expected "
+            f"{least} or later, as newer builds of torch have"
+        )
     try:
         driver.active.get_current_device()
     except Exception as error:  # whatever a driver's own libraries raise
-        return f"triton finds no GPU: {error}"
+        return f"triton cannot use a GPU here: {error}"
     return ""
 
 

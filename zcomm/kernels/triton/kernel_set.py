@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from zcomm.kernels.base import KernelLayout
-from zcomm.kernels.device import DeviceMemory, Stream
+from zcomm.kernels.device import DeviceMemory, Stream, StreamMemory
 from zcomm.kernels.device_kernels import WIRE_ALIGNMENT, DecodeCall, DeviceKernels, EncodeCall
 from zcomm.kernels.triton.plan import TILE, Group, Plan
 from zcomm.wire import CODEC_IDS
@@ -37,11 +37,12 @@ class TritonKernels(DeviceKernels):
 
     def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
         state = self._state(layout)
+        memory, plan = state.memory.on(stream), state.plan
         flags = call.grad_dtype | call.verify << 4
-        if call.residual_inputs and state.plan.segments:
+        if call.residual_inputs and plan.segments:
             flags |= call.residual_dtype << 2 | call.keep_idle * _KEEP_IDLE
         args = (
-            state.memory.reserved("encode", _WORD * state.plan.encode_scratch_words(), stream),
+            memory.reserved("encode", _WORD * plan.encode_scratch_words()),
             call.grad,
             call.wire,
             call.residual_inputs,
@@ -49,35 +50,30 @@ class TritonKernels(DeviceKernels):
             _fp32_bits(call.prescale),
             flags,
         )
+        table = memory.table(plan.table)
         if flags & _KEEP_IDLE:
-            self._find_idle(state, stream, args)
-        self._run(state, "encode", stream, args)
+            self._launch(self._variant("find_idle", plan), plan.segments, (table, 0, *args))
+        self._run(plan, "encode", table, args)
 
     def launch_decode_sum(self, layout: KernelLayout, stream: Stream, call: DecodeCall) -> None:
         state, wires = self._state(layout), len(call.wires)
+        memory, plan = state.memory.on(stream), state.plan
         args = (
-            state.memory.reserved("decode", _WORD * state.plan.decode_scratch_words(wires), stream),
-            *_spacing(call.wires, state.memory, stream),
+            memory.reserved("decode", _WORD * plan.decode_scratch_words(wires)),
+            *_spacing(call.wires, memory),
             wires,
             call.out,
             call.faults,
             int(call.verify),
         )
-        self._run(state, "decode", stream, args)
+        self._run(plan, "decode", memory.table(plan.table), args)
 
-    def _find_idle(self, state: _State, stream: Stream, args: tuple[int, ...]) -> None:
-        table = state.memory.table(state.plan.table, stream)
-        variant = self._variant("find_idle", state.plan)
-        self._launch(variant, state.plan.segments, (table, 0, *args))
-
-    def _run(self, state: _State, what: str, stream: Stream, args: tuple[int, ...]) -> None:
+    def _run(self, plan: Plan, what: str, table: int, args: tuple[int, ...]) -> None:
         """One launch for each group of tiles; several for an encode of topk."""
-        table = state.memory.table(state.plan.table, stream)
-        for group in state.plan.groups:
-            tiles = table + _WORD * (state.plan.tiles_at + len(TILE) * group.first_tile)
+        for group in plan.groups:
+            tiles = table + _WORD * (plan.tiles_at + len(TILE) * group.first_tile)
             for name in self._names(what, group):
-                variant = self._variant(name, state.plan)
-                self._launch(variant, group.tiles, (table, tiles, *args))
+                self._launch(self._variant(name, plan), group.tiles, (table, tiles, *args))
 
     def _variant(self, name: str, plan: Plan) -> Any:
         return self._registry.variant(name, plan.tile_elements, self.step_elements)
@@ -104,12 +100,12 @@ class _State:
         self.memory = DeviceMemory()
 
 
-def _spacing(rows: list[int], memory: DeviceMemory, stream: Stream) -> tuple[int, int]:
+def _spacing(rows: list[int], memory: StreamMemory) -> tuple[int, int]:
     """The first wire's address and how far apart they lie; or a table of addresses, and 0."""
     stride = rows[1] - rows[0] if len(rows) > 1 else WIRE_ALIGNMENT
     if stride and all(b - a == stride for a, b in zip(rows, rows[1:])):
         return rows[0], stride
-    return memory.address_table(rows, stream), 0
+    return memory.address_table(rows), 0
 
 
 def _fp32_bits(x: float) -> int:
