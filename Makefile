@@ -62,9 +62,8 @@ triton-proof-steps: $(OLDEST_TRITON)
 	$(BIN)/python tests/emulated_triton.py $(TRITON_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=$(subst $(space),$(comma),$(TRITON_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_triton_ptx.py tests/test_triton_compiled.py tests/test_triton_mutations.py
-	PYTHONPATH=$(CURDIR)/$(OLDEST_TRITON) $(BIN)/python tests/emulated_triton.py --short ptx90
-	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(OLDEST_TRITON) ZCOMM_TRITON=ptx90 \
-	    ../$(BIN)/python -m pytest -q -rs -p short_triton $(notdir $(GPU_TESTS))
+	PYTHONPATH=$$PWD/$(OLDEST_TRITON) $(BIN)/python tests/emulated_triton.py ptx90
+	OMP_NUM_THREADS=1 PYTHONPATH=$$PWD/$(OLDEST_TRITON) ZCOMM_TRITON=ptx90 $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load --timeout 3600 $(GPU_TESTS) tests/interpreted_triton
 	$(BIN)/python tools/gpu_report.py --triton
 

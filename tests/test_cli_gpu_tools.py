@@ -40,7 +40,7 @@ def test_a_gpu_with_kernels_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     ("module", "absent", "remedy"),
     [
         ("no module", "zcomm._cuda cannot be imported: no file", "pip install 'zcomm[cupy]'"),
-        (object(), "no CUDA driver", "Make the CUDA driver usable for zcomm (no CUDA driver)"),
+        (object(), "no CUDA driver", "keeps the compiled ones from running: no CUDA driver."),
     ],
     ids=["no module", "no driver"],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,6 +49,16 @@ def test_without_a_driver_it_says_so() -> None:
         codec("lm4").encode(torch.ones(3), kernels="cuda")
     with pytest.raises(RuntimeError, match="kernels cuda are absent: no CUDA driver"):
         zcomm.kernels.select(torch.device("cuda"), "cuda")
+
+
+@needs_module
+@no_driver
+def test_it_knows_what_it_was_built_for() -> None:
+    assert not isinstance(MODULE, str)
+    forced = re.findall(r"\d+", os.environ.get("ZCOMM_CUDA_ARCHS", ""))
+    assert ([int(arch) for arch in forced] or [75, 80, 90, 100, 120]) == MODULE.ARCHS
+    with pytest.raises(RuntimeError, match="expected a CUDA device 0, got cudaErrorInsufficient"):
+        MODULE.capability(0)
 
 
 @needs_module

@@ -26,8 +26,9 @@ def chosen(name: str, kernel_set: str | None) -> Subject:
         name = kernel_set or kernels.forced() or _default(device)
         kernels.select(device, kernel_set)
     except (RuntimeError, ValueError) as error:
-        said = str(error).removeprefix("kernels: ")
-        raise UsageError(f"--kernels: {said}" if kernel_set else said) from None
+        if kernel_set is None:
+            raise UsageError(str(error)) from None
+        raise UsageError(f"--kernels: {str(error).removeprefix('kernels: ')}") from None
     return Subject(name, device)
 
 
