@@ -46,6 +46,8 @@ cuda-proof triton-proof: %-proof: $(VENV)/installed
 	    status=$$?; cat build/$*_proof.txt; exit $$status
 	sed -E -e 's/ in [0-9.]+s.*$$//' -e '/^(make|g\+\+|bringing up|\.+ *(\[|$$))/d' build/$*_proof.txt | cat -s > benchmarks/results/$*_proof.txt
 
+triton-proof: $(OLDEST_TRITON)
+
 # The CUDA kernels: as nvcc and as NVRTC compile them, and their source.
 cuda-proof-steps:
 	$(BIN)/python tests/emulated.py $(GPU_KINDS)
@@ -58,7 +60,7 @@ cuda-proof-steps:
 	$(BIN)/python tools/gpu_report.py
 
 # The Triton kernels: as Triton compiles them, in this release and in the oldest one, and interpreted.
-triton-proof-steps: $(OLDEST_TRITON)
+triton-proof-steps:
 	$(BIN)/python tests/emulated_triton.py $(TRITON_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=$(subst $(space),$(comma),$(TRITON_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_triton_ptx.py tests/test_triton_compiled.py tests/test_triton_mutations.py
