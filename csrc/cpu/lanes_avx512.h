@@ -106,30 +106,33 @@ struct Lut {
   INLINE F operator()(__m512i index) const { return _mm512_permutexvar_ps(index, table); }
 };
 
-// Sixteen codes of Width bits from the low bits of x, into the low bits of each lane. Higher bits
-// of a lane are those of later codes; a permute over repeated tables ignores them.
-template <int Width>
-INLINE __m512i spread_codes(std::uint64_t x) {
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i shifts =
-      _mm512_mullo_epi32(_mm512_and_si512(lanes, _mm512_set1_epi32(7)), _mm512_set1_epi32(Width));
-  const __m256i low = _mm256_set1_epi32(static_cast<int>(x));
-  const __m256i high = _mm256_set1_epi32(static_cast<int>(x >> (8 * Width)));
-  return _mm512_srlv_epi32(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), shifts);
+// Lanes 0 ... 7 get the word at `low`, the others that at `high`. A load gives a word to all lanes;
+// from a general register that would take a shuffle.
+INLINE __m512i two_words(const std::uint8_t* low, const std::uint8_t* high) {
+  const __m512i all = _mm512_set1_epi32(load<int>(low));
+  return _mm512_mask_broadcastd_epi32(all, 0xff00, _mm_cvtsi32_si128(load<int>(high)));
 }
 
+// Codes into the low bits of lanes. Higher bits of a lane are those of later codes; a permute over
+// repeated tables ignores them.
 INLINE void lookup32(const Lut<4>& lut, const std::uint8_t* codes, F* q) {
-  q[0] = lut(spread_codes<4>(load<std::uint64_t>(codes)));
-  q[1] = lut(spread_codes<4>(load<std::uint64_t>(codes + 8)));
+  const __m512i shifts =
+      _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+  q[0] = lut(_mm512_srlv_epi32(two_words(codes, codes + 4), shifts));
+  q[1] = lut(_mm512_srlv_epi32(two_words(codes + 8, codes + 12), shifts));
 }
 INLINE void lookup32(const Lut<3>& lut, const std::uint8_t* codes, F* q) {
-  q[0] = lut(spread_codes<3>(load<std::uint64_t>(codes)));
-  // Read from two bytes before, so as not to pass the end.
-  q[1] = lut(spread_codes<3>(load<std::uint64_t>(codes + 4) >> 16));
+  const __m512i shifts = _mm512_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21, 0, 3, 6, 9, 12, 15, 18, 21);
+  q[0] = lut(_mm512_srlv_epi32(two_words(codes, codes + 3), shifts));
+  // The last three bytes are read from one byte before, so as not to pass the end.
+  const __m512i last = _mm512_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21, 8, 11, 14, 17, 20, 23, 26, 29);
+  q[1] = lut(_mm512_srlv_epi32(two_words(codes + 6, codes + 8), last));
 }
 INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
-  q[0] = lut(spread_codes<2>(load<std::uint32_t>(codes)));
-  q[1] = lut(spread_codes<2>(load<std::uint32_t>(codes + 4)));
+  const __m512i shifts =
+      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  q[0] = lut(_mm512_srlv_epi32(_mm512_set1_epi32(load<int>(codes)), shifts));
+  q[1] = lut(_mm512_srlv_epi32(_mm512_set1_epi32(load<int>(codes + 4)), shifts));
 }
 
 // 32 values to packed codes and levels; the cells are found on bytes, 32 at a time.

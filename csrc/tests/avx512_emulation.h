@@ -76,19 +76,10 @@ inline __m256 castps512_ps256(__m512 x) {
   std::memcpy(&low, &x, sizeof low);
   return low;
 }
-inline __m512i castsi256_si512(__m256i low) {  // the upper half is undefined: here not zero
-  __m512i x = set1_epi32(0x55555555);
-  std::memcpy(&x, &low, sizeof low);
-  return x;
-}
 inline __m256 extractf32x8_ps(__m512 x, int half) {
   __m256 y;
   std::memcpy(&y, reinterpret_cast<const char*>(&x) + 32 * (half & 1), sizeof y);
   return y;
-}
-inline __m512i inserti64x4(__m512i x, __m256i y, int half) {
-  std::memcpy(reinterpret_cast<char*>(&x) + 32 * (half & 1), &y, sizeof y);
-  return x;
 }
 
 // Floats. MINPS and MAXPS give the second operand for NaN and for zeros of both signs.
@@ -171,12 +162,6 @@ inline __m256i cvtps_ph(__m512 x) {
 inline __m512i add_epi32(__m512i a, __m512i b) {
   return ints([=](int i) { return u(a, i) + u(b, i); });
 }
-inline __m512i mullo_epi32(__m512i a, __m512i b) {
-  return ints([=](int i) { return u(a, i) * u(b, i); });
-}
-inline __m512i and_si512(__m512i a, __m512i b) {
-  return ints([=](int i) { return u(a, i) & u(b, i); });
-}
 inline __m512i max_epi32(__m512i a, __m512i b) {
   return ints([=](int i) { return s(a, i) > s(b, i) ? s(a, i) : s(b, i); });
 }
@@ -222,6 +207,10 @@ inline __mmask16 cmp_ps_mask(__m512 a, __m512 b) {
 }
 inline __m512 mask_mov_ps(__m512 source, __mmask16 m, __m512 x) {
   return floats([=](int i) { return m >> i & 1 ? f(x, i) : f(source, i); });
+}
+inline __m512i mask_broadcastd_epi32(__m512i source, __mmask16 m, __m128i x) {
+  const auto word = static_cast<std::uint32_t>(_mm_cvtsi128_si32(x));
+  return ints([=](int i) { return m >> i & 1 ? word : u(source, i); });
 }
 inline __m512i mask_or_epi32(__m512i source, __mmask16 m, __m512i a, __m512i b) {
   return ints([=](int i) { return m >> i & 1 ? u(a, i) | u(b, i) : u(source, i); });
@@ -273,12 +262,8 @@ inline __m512i maskz_compress_epi32(__mmask16 m, __m512i x) {
 #define _mm512_castps_si512 avx512_emulation::castps_si512
 #undef _mm512_castps512_ps256
 #define _mm512_castps512_ps256 avx512_emulation::castps512_ps256
-#undef _mm512_castsi256_si512
-#define _mm512_castsi256_si512 avx512_emulation::castsi256_si512
 #undef _mm512_extractf32x8_ps
 #define _mm512_extractf32x8_ps avx512_emulation::extractf32x8_ps
-#undef _mm512_inserti64x4
-#define _mm512_inserti64x4 avx512_emulation::inserti64x4
 #undef _mm512_min_ps
 #define _mm512_min_ps avx512_emulation::min_ps
 #undef _mm512_max_ps
@@ -305,10 +290,6 @@ inline __m512i maskz_compress_epi32(__mmask16 m, __m512i x) {
 #define _mm512_cvtph_ps avx512_emulation::cvtph_ps
 #undef _mm512_add_epi32
 #define _mm512_add_epi32 avx512_emulation::add_epi32
-#undef _mm512_mullo_epi32
-#define _mm512_mullo_epi32 avx512_emulation::mullo_epi32
-#undef _mm512_and_si512
-#define _mm512_and_si512 avx512_emulation::and_si512
 #undef _mm512_max_epi32
 #define _mm512_max_epi32 avx512_emulation::max_epi32
 #undef _mm512_srlv_epi32
@@ -325,6 +306,8 @@ inline __m512i maskz_compress_epi32(__mmask16 m, __m512i x) {
 #define _mm512_movepi32_mask avx512_emulation::movepi32_mask
 #undef _mm512_mask_mov_ps
 #define _mm512_mask_mov_ps avx512_emulation::mask_mov_ps
+#undef _mm512_mask_broadcastd_epi32
+#define _mm512_mask_broadcastd_epi32 avx512_emulation::mask_broadcastd_epi32
 #undef _mm512_mask_or_epi32
 #define _mm512_mask_or_epi32 avx512_emulation::mask_or_epi32
 #undef _mm512_mask_xor_epi32
