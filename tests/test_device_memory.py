@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from zcomm import Layout, Residuals, Segment, codec
+from zcomm import Layout, Residuals, Segment, codec, fsdp_compressor
 from zcomm.kernels import device, memory
 from zcomm.kernels.device import DeviceMemory, StreamMemory
+from zcomm.kernels.device_kernels import DeviceKernels
 
 CPU = torch.device("cpu")
 TABLE = torch.arange(4)
@@ -106,3 +110,48 @@ def test_a_first_call_is_no_call_to_capture(capture: SimpleNamespace) -> None:
     capture.on = True
     found.reserved("encode", 16)
     assert residuals.addresses_on(CPU) == before
+
+
+def test_launches_of_two_threads_do_not_mix() -> None:
+    """A layout's scratch memory on a stream is one call's at a time."""
+
+    class Slow(DeviceKernels):
+        def __init__(self) -> None:
+            super().__init__("slow")
+            self.inside, self.most = 0, 0
+
+        def launch_encode(self, *_: object) -> None:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            time.sleep(0.02)
+            self.inside -= 1
+
+        launch_decode_sum = launch_encode
+
+    layout, slow = Layout([Segment(codec("int8"), 300)]), Slow()
+    grad, wire = torch.zeros(300), torch.empty(layout.wire_nbytes, dtype=torch.uint8)
+    calls = [lambda: slow.encode(layout, grad, None, wire, 1.0, True, None)] * 2
+    calls += [lambda: slow.decode_sum(layout, [wire], grad, True, None)] * 2
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert slow.most == 1
+
+
+def test_every_group_of_fsdp_has_a_side_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one, hops of two groups would wait for each other in an order that ranks differ in."""
+    given: list[object] = []
+
+    def make(group: object, name: str, timeout_s: float, streams: object, *_: object) -> object:
+        given.append(streams)
+        return SimpleNamespace(stop=lambda: None)
+
+    monkeypatch.setattr(fsdp_compressor, "streams_of", lambda device: object())
+    monkeypatch.setattr(fsdp_compressor, "make_engine", make)
+    compressor: Any = object.__new__(fsdp_compressor.FsdpCompressor)
+    compressor.device, compressor.settings = CPU, SimpleNamespace(timeout_s=60, threads=1)
+    for name in ("one", "other"):
+        compressor._make_engine(SimpleNamespace(process_group=name), name)
+    assert given[0] is not given[1]

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import zcomm
 from ranks import run_ranks
 from zcomm import kernels
-from zcomm.cli import doctor, gpu_tools
+from zcomm.cli import doctor, gpu_tools, self_test
 from zcomm.cli.finding import NOTE, OK, PROBLEM
 from zcomm.kernels import cuda, cupy
 
@@ -262,3 +262,17 @@ def test_an_empty_name_is_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZCOMM_KERNELS", "")  # as good as unset
     kernels._select.cache_clear()
     assert kernels.select(CPU).name.startswith("cpu:")
+
+
+def test_doctors_ranks_have_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+
+    def world(size: int, *, group_timeout_s: float, env: dict[str, str]) -> None:
+        seen.append(env)
+        raise OSError("no ranks today")
+
+    monkeypatch.setattr(self_test, "World", world)
+    for name in ("cupy", "reference"):
+        monkeypatch.setenv("ZCOMM_KERNELS", name)
+        self_test._run("lo")
+    assert [env.get("ZCOMM_KERNELS") for env in seen] == ["", None]

@@ -8,6 +8,7 @@ belong to a layout and a stream.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ class DecodeCall(NamedTuple):
     faults: int
 
 
-class DeviceKernels:
+class DeviceKernels(ABC):
     """A set launches; here is what comes before and after: alignment, devices, faults."""
 
     def __init__(self, name: str) -> None:
@@ -53,11 +54,13 @@ class DeviceKernels:
         # Two threads on one stream may have the same layout: its scratch memory is for one call.
         self._launching = threading.Lock()
 
+    @abstractmethod
     def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
-        raise NotImplementedError
+        """Starts the kernels. The stream's device is current, and no other call launches."""
 
+    @abstractmethod
     def launch_decode_sum(self, layout: KernelLayout, stream: Stream, call: DecodeCall) -> None:
-        raise NotImplementedError
+        """The same for a decode_sum."""
 
     def encode(
         self,
