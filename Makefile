@@ -12,17 +12,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 PACKAGE_FILES := $(shell find zcomm -name __pycache__ -prune -o -type f -not -name '*.so' -print)
-NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o -path csrc/emulator -prune -o -type f -print)
+NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o -type f -print)
 # Directories too: their times change when a file goes away.
-SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -path csrc/emulator -prune -o -type d -not -name __pycache__ -print)
-CLANG_FORMAT_FILES := $(shell find csrc \( -name "*.cpp" -o -name "*.h" -o -name "*.cu" \) -not -name lm_tables.h)
+SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -type d -not -name __pycache__ -print)
+CLANG_FORMAT_FILES := $(shell find csrc emulator \( -name "*.cpp" -o -name "*.h" -o -name "*.cu" \) -not -name lm_tables.h)
 
 .PHONY: test test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint format sanitize gpu-sanitize avx512-proof clean
 
 # The CUDA kernels' PTX is made into modules for the emulator first: nvcc's where that is, NVRTC's, and what Triton compiles.
 test: $(VENV)/installed
-	$(BIN)/python tests/emulated.py ptx80 nvrtc80:default
-	$(BIN)/python tests/emulated_triton.py --short ptx90
+	$(BIN)/python emulator/emulated.py ptx80 nvrtc80:default
+	$(BIN)/python emulator/emulated_triton.py --short ptx90
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
 
 # Lightning, Hugging Face's Trainer and Accelerate, in an environment of their own. Nothing is downloaded after that.
@@ -30,8 +30,7 @@ test-integrations: $(FRAMEWORKS)/installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/integrations
 
 # All that can be known about the kernels for GPUs without one, in two parts, whose last outputs are checked in. See docs/gpu.md.
-GPU_TESTS := tests/test_codec_contract.py tests/test_contract_layouts.py tests/test_hostile_wire.py tests/test_hostile_bodies.py \
-    tests/test_idle.py tests/test_rounding.py tests/test_topk_selection.py tests/test_vectors.py
+GPU_TESTS := tests/contract
 GPU_KINDS := ptx80 ptx90 ptx100 source nvrtc80 nvrtc90
 TRITON_KINDS := ptx80 ptx90 ptx100 ptx120
 # The oldest release that gives the same bits; zcomm.kernels.triton and pyproject.toml name it too.
@@ -50,23 +49,24 @@ triton-proof: $(OLDEST_TRITON)
 
 # The CUDA kernels: as nvcc and as NVRTC compile them, and their source.
 cuda-proof-steps:
-	$(BIN)/python tests/emulated.py $(GPU_KINDS)
+	$(BIN)/python emulator/emulated.py $(GPU_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_EMULATED=$(subst $(space),$(comma),$(GPU_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_emulator.py tests/test_ptx.py tests/test_ptx_nvcc.py tests/test_ptx_refusals.py \
-	    tests/test_gpu_gates.py tests/test_gpu_mutations.py tests/test_device_engine.py tests/test_device_failures.py tests/test_streams.py \
-	    tests/test_cuda_driver.py tests/test_cupy_contract.py tests/test_image_cache.py
-	OMP_NUM_THREADS=1 ZCOMM_NVRTC_ARCHS=80,90,100 $(BIN)/pytest $(PYTEST_ARGS) --dist load tests/test_nvrtc.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) emulator/tests --ignore emulator/tests/test_triton_ptx.py \
+	    $(addprefix tests/kernels/test_,gpu_gates.py gpu_mutations.py cuda_driver.py cupy_contract.py image_cache.py) \
+	    $(addprefix tests/engine/test_,device_engine.py device_failures.py streams.py)
+	OMP_NUM_THREADS=1 ZCOMM_NVRTC_ARCHS=80,90,100 $(BIN)/pytest $(PYTEST_ARGS) --dist load tests/kernels/test_nvrtc.py
 	$(MAKE) --no-print-directory gpu-sanitize
 	$(BIN)/python tools/gpu_report.py
 
 # The Triton kernels: as Triton compiles them, in this release and in the oldest one, and interpreted.
 triton-proof-steps:
-	$(BIN)/python tests/emulated_triton.py $(TRITON_KINDS)
+	$(BIN)/python emulator/emulated_triton.py $(TRITON_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=$(subst $(space),$(comma),$(TRITON_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/test_triton_ptx.py tests/test_triton_compiled.py tests/test_triton_mutations.py
-	PYTHONPATH=$$PWD/$(OLDEST_TRITON) $(BIN)/python tests/emulated_triton.py ptx90
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS) emulator/tests/test_triton_ptx.py tests/kernels/test_triton_compiled.py \
+	    tests/kernels/test_triton_mutations.py
+	PYTHONPATH=$$PWD/$(OLDEST_TRITON) $(BIN)/python emulator/emulated_triton.py ptx90
 	OMP_NUM_THREADS=1 PYTHONPATH=$$PWD/$(OLDEST_TRITON) ZCOMM_TRITON=ptx90 $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
-	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load --timeout 3600 $(GPU_TESTS) tests/interpreted_triton
+	OMP_NUM_THREADS=1 ZCOMM_TRITON=interpreted $(BIN)/pytest $(PYTEST_ARGS) --dist load --timeout 3600 $(GPU_TESTS) tests/kernels/interpreted_triton
 	$(BIN)/python tools/gpu_report.py --triton
 
 $(OLDEST_TRITON): | $(VENV)/tools
@@ -118,7 +118,7 @@ format: $(VENV)/tools
 
 clean:
 	rm -rf build dist $(VENV) $(FRAMEWORKS) *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find zcomm tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
+	find zcomm tests emulator benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/tools: requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -172,9 +172,9 @@ build/sanitize/%.o: csrc/%.cpp
 # The source of the CUDA kernels on the emulator, under the same sanitizers, against the CPU's kernels.
 # They read wires in pieces of other types than they wrote: no strict aliasing.
 GPU_CASES ?= 3500
-GPU_SANITIZE_FLAGS := $(SANITIZE_FLAGS) -fno-strict-aliasing -DZC_EMULATED
-GPU_SOURCES := $(wildcard csrc/cuda/*.cu csrc/emulator/*.cpp) csrc/cuda/plan.cpp csrc/cuda/launch.cpp
-GPU_SANITIZED := $(patsubst csrc/%,build/gpu-sanitize/%.o,$(basename $(GPU_SOURCES)))
+GPU_SANITIZE_FLAGS := $(SANITIZE_FLAGS) -Iemulator -fno-strict-aliasing -DZC_EMULATED
+GPU_SOURCES := $(wildcard csrc/cuda/*.cu emulator/simt/*.cpp) csrc/cuda/plan.cpp csrc/cuda/launch.cpp
+GPU_SANITIZED := $(patsubst %,build/gpu-sanitize/%.o,$(basename $(GPU_SOURCES:csrc/%=%)))
 
 gpu-sanitize:
 	$(MAKE) --no-print-directory -j$(JOBS) build/gpu-sanitize/cuda_test
@@ -182,6 +182,10 @@ gpu-sanitize:
 
 build/gpu-sanitize/cuda_test: build/gpu-sanitize/tests/cuda_test.o $(GPU_SANITIZED) $(SANITIZED)
 	$(CXX) $(GPU_SANITIZE_FLAGS) $^ -o $@
+
+build/gpu-sanitize/emulator/%.o: emulator/%.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(GPU_SANITIZE_FLAGS) -MMD -c $< -o $@
 
 build/gpu-sanitize/%.o: csrc/%.cpp
 	@mkdir -p $(@D)

@@ -19,7 +19,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
 # Code for a major architecture runs on its minor ones; PTX of the last serves those to come.
 CUDA_ARCHS = ("75", "80", "90", "100", "120")
 # Of csrc/cuda, but for hosts only.
-HOST_HEADERS = {f"{stem}.h" for stem in ("bind_device", "device_api", "driver", "launch")}
+HOST_HEADERS = {f"{stem}.h" for stem in ("device_api", "driver", "launch")}
 HOST_HEADERS |= {f"{stem}.h" for stem in ("kernels", "plan", "symbols")}
 
 
@@ -30,7 +30,7 @@ def core_extension() -> Pybind11Extension:
     name it themselves. No contraction: a fused multiply-add rounds once where the wire format
     rounds twice. (pybind11 adds -fvisibility=hidden and -g0.)
     """
-    sources = [CSRC / "bind.cpp", *sorted(CSRC.glob("cpu/*.cpp"))]
+    sources = [CSRC / "python" / "core.cpp", *sorted(CSRC.glob("cpu/*.cpp"))]
     sources += [CSRC / "cuda" / f"{stem}.cpp" for stem in ("plan", "launch", "driver")]
     return Pybind11Extension(
         "zcomm._core",
@@ -46,8 +46,8 @@ def core_extension() -> Pybind11Extension:
 def cuda_extension() -> Extension:
     """zcomm._cuda: the kernels for NVIDIA GPUs, and what launches them."""
     sources = sorted(CSRC.glob("cuda/*.cu"))
-    sources += [CSRC / "cuda" / f"{stem}.cpp" for stem in ("bind", "plan", "launch", "device_api")]
-    sources.append(CSRC / "cpu" / "layout.cpp")
+    sources += [CSRC / "cuda" / f"{stem}.cpp" for stem in ("plan", "launch", "device_api")]
+    sources += [CSRC / "python" / "cuda.cpp", CSRC / "cpu" / "layout.cpp"]
     options = CSRC / "cuda" / "nvcc_options.txt"
     return Extension(
         "zcomm._cuda",
@@ -144,7 +144,7 @@ class BuildExt(build_ext):
         else:
             includes = (pybind11.get_include(), sysconfig.get_paths()["include"])
             options += [f"-I{path}" for path in includes]
-        if source.name == "bind.cpp":
+        if source.parent.name == "python":
             options += ["-Xcompiler", "-DZC_CUDA_ARCHS=" + "\\,".join(archs)]
         command = [nvcc, *options, "-c", str(source), "-o", str(out)]
         made = out.with_suffix(".command")

@@ -1,7 +1,8 @@
 """How fast the compressed collectives are, against gloo's own in fp32.
 
-Measured and checked as by `zcomm bench` (zcomm/cli/collective_tasks.py and collective_rows.py),
-with all collectives of one size taking turns, bytes counted at the interface, and bars.
+Measured and checked as by `zcomm bench` (collective_tasks.py and collective_rows.py
+in zcomm/cli/bench), with all collectives of one size taking turns, bytes counted at the
+interface, and bars.
 
     share of the line rate = bytes sent at the interface / time / rate
 
@@ -23,11 +24,11 @@ from typing import NamedTuple
 
 import measuring
 from measuring import LOOPBACK, Checked
-from zcomm.cli import hosts, places
-from zcomm.cli.collective_rows import ERRORS, median_ratio, rows_of
-from zcomm.cli.collective_tasks import KINDS, OWN, Key, measure
-from zcomm.cli.places import Place
-from zcomm.cli.units import parse_rate
+from zcomm.cli.bench.collective_rows import ERRORS, median_ratio, rows_of
+from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, measure
+from zcomm.launch import hosts, places
+from zcomm.launch.places import Place
+from zcomm.report.units import parse_rate
 
 GLOO = "gloo"
 

@@ -33,8 +33,9 @@ import measuring
 import zcomm
 from codec_quality import print_table
 from convergence_plot import Dots
-from zcomm.cli import gpt, hosts
-from zcomm.settings import Settings
+from zcomm.cli.demo import gpt
+from zcomm.launch import hosts
+from zcomm.sharding.settings import Settings
 
 # At most this much above fp32, in %, mean of the seeds, with the codec's default feedback.
 BARS = {"int8": 0.7, "int4": 0.7, "lm4": 0.7, "lm3": 1.5, "lm2": 4.0, "lm4+lm4": 0.7}

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zcomm.cli import svg
-from zcomm.cli.svg import dot, line, polyline, scale, text
+from zcomm.report import svg
+from zcomm.report.svg import dot, line, polyline, scale, text
 
 WIDTH, HEIGHT = 900, 400
 TOP, BOTTOM = 50, 350

@@ -22,10 +22,12 @@ from pprint import pformat
 
 import measuring
 from measuring import Checked
-from zcomm.cli import cost, fit, places
-from zcomm.cli.collective_rows import rows_of
-from zcomm.cli.collective_tasks import KINDS, OWN, Key, measure
-from zcomm.cli.cost import Profile
+from zcomm.cli.bench import fit
+from zcomm.cli.bench.collective_rows import rows_of
+from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, measure
+from zcomm.launch import places
+from zcomm.planning import cost
+from zcomm.planning.cost import Profile
 
 FIT_HOSTS = 2
 MOST_OFF = 0.25
@@ -74,7 +76,7 @@ def checked(row: Row) -> Checked:
 
 
 def write_default(profile: Profile) -> None:
-    path = Path(__file__).parent.parent / "zcomm" / "cli" / "default_profile.py"
+    path = Path(__file__).parent.parent / "zcomm" / "planning" / "default_profile.py"
     kept = path.read_text().partition("VALUES:")[0]
     values = pformat(cost.to_values(profile), width=96, sort_dicts=False)
     path.write_text(f"{kept}VALUES: dict[str, Any] = {values}\n")

@@ -36,9 +36,10 @@ import training_step
 import zcomm.fsdp
 from measuring import Checked
 from training_step import Outcome, stack_and_batch
-from zcomm.cli import gpt, hosts
-from zcomm.cli.collective_rows import median_ratio
-from zcomm.cli.collective_tasks import digest
+from zcomm.cli.bench.collective_rows import median_ratio
+from zcomm.cli.bench.collective_tasks import digest
+from zcomm.cli.demo import gpt
+from zcomm.launch import hosts
 
 PLAIN = "plain"
 WAYS = ("2 none", "2 lm4", "3 none", "3 lm4", "3 lm4+int8")

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from zcomm.cli import hosts, machine
-from zcomm.cli.units import UsageError, parse_rate
+from zcomm.launch import hosts
+from zcomm.report import machine
+from zcomm.report.units import UsageError, parse_rate
 
 LOOPBACK = "loopback"
 

@@ -38,8 +38,8 @@ import training_step
 import zcomm
 from measuring import Checked
 from training_step import BUCKET_CAP_MB, WARM_UP_STEPS, Training, stack_and_batch, take_turn
-from zcomm.cli import hosts
-from zcomm.cli.collective_rows import median_ratio
+from zcomm.cli.bench.collective_rows import median_ratio
+from zcomm.launch import hosts
 
 NOTHING, TOTALS, LAYERS = "nothing", "totals", "layers"
 FEEDBACKS = {"": None, " with feedback": True}

@@ -31,9 +31,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import measuring
 import zcomm
 from measuring import LOOPBACK, Checked
-from zcomm.cli import hosts
-from zcomm.cli.collective_rows import median_ratio
-from zcomm.cli.collective_tasks import digest
+from zcomm.cli.bench.collective_rows import median_ratio
+from zcomm.cli.bench.collective_tasks import digest
+from zcomm.launch import hosts
 
 PLAIN, NOTHING = "plain DDP", "nothing"
 WIDTH, LAYERS = 512, 8

@@ -33,8 +33,8 @@ import training_step
 import zcomm
 from measuring import LOOPBACK, Checked
 from training_step import BUCKET_CAP_MB, WARM_UP_STEPS, Training, Turn, stack_and_batch, take_turn
-from zcomm.cli import hosts
-from zcomm.cli.collective_rows import median_ratio
+from zcomm.cli.bench.collective_rows import median_ratio
+from zcomm.launch import hosts
 
 BASELINE, TORCH_ZERO = "DDP + AdamW", "ZeroRedundancyOptimizer"
 CODECS = ("none", "lm4", "lm4+lm4", "int8+int8")  # of gradients, and of parameters if not exact

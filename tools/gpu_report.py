@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "emulator"))
 
 from gpu import gates, machine_code, roofline, traffic, triton_gates  # noqa: E402
 

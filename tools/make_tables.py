@@ -130,7 +130,7 @@ def python_text() -> str:
     return "".join(out)
 
 
-FILES = {"csrc/codec/lm_tables.h": cpp_text, "zcomm/codecs/lm_tables.py": python_text}
+FILES = {"csrc/codec/lm_tables.h": cpp_text, "zcomm/wire/lm_tables.py": python_text}
 
 
 def main() -> int:

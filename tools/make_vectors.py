@@ -1,4 +1,4 @@
-"""Writes zcomm/vectors/vectors.json: small inputs and what the reference makes of them.
+"""Writes zcomm/conformance/vectors/vectors.json: small inputs and what the reference makes of them.
 
 python tools/make_vectors.py            overwrites the file
 python tools/make_vectors.py --check    compares it
@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from zcomm.vectors import made, values, words
+from zcomm.conformance.vectors import made, values, words
 
-PATH = Path(__file__).resolve().parent.parent / "zcomm" / "vectors" / "vectors.json"
+PATH = Path(__file__).resolve().parent.parent / "zcomm" / "conformance" / "vectors" / "vectors.json"
 SIZES = (5, 131)
 PRESCALE = "3eaaaaab"  # the fp32 number nearest to 1/3
 SPECS = ["none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign"]

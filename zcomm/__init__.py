@@ -6,20 +6,20 @@ import importlib
 from typing import Any
 
 from zcomm import monitor
-from zcomm.api import ZeroOptimizer, compress
 from zcomm.checkpoint import load_checkpoint, save_checkpoint
 from zcomm.codecs import Codec, codec
+from zcomm.codecs.layout import Layout, Residuals, Segment
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
-from zcomm.feedback import Feedback
-from zcomm.hierarchy import Hierarchy
-from zcomm.hook import Handle, HookState, hook
+from zcomm.ddp.api import ZeroOptimizer, compress
+from zcomm.ddp.hook import Handle, HookState, hook
+from zcomm.engine.stats import Stats
 from zcomm.kernels import available as available_kernels
-from zcomm.layout import Layout, Residuals, Segment
-from zcomm.memory import MemoryPlan, plan
-from zcomm.settings import Settings
-from zcomm.stats import Stats
-from zcomm.transport import CommunicationError
-from zcomm.wire import WireError
+from zcomm.planning.memory import MemoryPlan, plan
+from zcomm.sharding.feedback import Feedback
+from zcomm.sharding.hierarchy import Hierarchy
+from zcomm.sharding.settings import Settings
+from zcomm.transport.channels import CommunicationError
+from zcomm.wire.header import WireError
 
 __version__ = "0.1.0"
 

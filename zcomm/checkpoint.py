@@ -19,10 +19,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from zcomm import arguments
-from zcomm.transport import gather_bytes, group_of, member_of
-from zcomm.zero import ShardedOptimizer
-from zcomm.zero_state import checked_about
+from zcomm.base import arguments
+from zcomm.transport.channels import gather_bytes, group_of, member_of
+from zcomm.zero.optimizer import ShardedOptimizer
+from zcomm.zero.state import checked_about
 
 _LATEST = "latest"
 _PREFIX, _UNFINISHED = "step-", ".unfinished-"

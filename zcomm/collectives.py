@@ -18,25 +18,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zcomm import arguments
-from zcomm.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
+from zcomm.base import arguments
 from zcomm.codecs import Codec, codec
-from zcomm.engines import make_engine
-from zcomm.feedback import NEEDS_FEEDBACK, Feedback
-from zcomm.hierarchy import Hierarchy
-from zcomm.hosts import Hosts
-from zcomm.job import Job
-from zcomm.job_thread import JobThread
-from zcomm.meeting import meet
-from zcomm.sharding import even_bounds, owner_bounds
-from zcomm.streams import Streams, streams_of
-from zcomm.transport import (
+from zcomm.engine.choice import make_engine
+from zcomm.engine.job import Job
+from zcomm.engine.job_thread import JobThread
+from zcomm.engine.streams import Streams, streams_of
+from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
+from zcomm.sharding.feedback import NEEDS_FEEDBACK, Feedback
+from zcomm.sharding.hierarchy import Hierarchy
+from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.owners import even_bounds, owner_bounds
+from zcomm.transport.channels import (
     expect_sendable,
     expect_sender,
     group_of,
     group_timeout_s,
     member_of,
 )
+from zcomm.transport.handshake import meet
 
 
 class _Engine(NamedTuple):

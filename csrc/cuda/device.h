@@ -16,7 +16,7 @@
 // of.
 #define ZC_IS_GLOBAL(p) __builtin_assume(__isGlobal(p))
 #else
-#include "emulator/cuda.h"
+#include "simt/cuda.h"
 #define ZC_UNROLL
 #define ZC_NO_UNROLL
 #define ZC_IS_GLOBAL(p)

@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
-#include "emulator/simt.h"
+#include "simt/simt.h"
 #include "tests/encode_calls.h"
 
 namespace zcomm::test {

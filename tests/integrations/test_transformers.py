@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from integrations.frameworks import FEEDBACK, be_a_torchrun_rank, values
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -22,7 +23,6 @@ from transformers import (
 
 import zcomm
 from ddp_training import assert_bit_equal
-from integrations.frameworks import FEEDBACK, be_a_torchrun_rank, values
 from raised import raised
 from ranks import World
 from zcomm.integrations.transformers import Compress

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import zcomm
-from zcomm.cli import bench, demo, doctor, plan
-from zcomm.cli.units import UsageError
+from zcomm.cli.bench import command as bench
+from zcomm.cli.demo import command as demo
+from zcomm.cli.doctor import command as doctor
+from zcomm.cli.plan import command as plan
+from zcomm.report.units import UsageError
 
 # Each has HELP, add_arguments(parser) and run(args), which gives the exit code.
 COMMANDS: dict[str, ModuleType] = {"demo": demo, "bench": bench, "plan": plan, "doctor": doctor}

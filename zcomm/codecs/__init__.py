@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache
 
-from zcomm.arguments import describe
+from zcomm.base.arguments import describe
 from zcomm.codecs.base import Codec
 from zcomm.codecs.bf16 import Bf16
 from zcomm.codecs.blocks import BLOCKS, BlockFormat

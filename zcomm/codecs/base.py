@@ -9,10 +9,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from zcomm import arguments, cupy_arrays, wire
+from zcomm.base import arguments, cupy_arrays
 from zcomm.codecs import residual_storage
 from zcomm.codecs.format import Encoded, Format
-from zcomm.layout import Layout, Segment
+from zcomm.codecs.layout import Layout, Segment
+from zcomm.wire import header as wire
 
 _NEW_RESIDUAL = "make one with new_residual"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from zcomm.wire import WireError, align16
+from zcomm.wire.header import WireError, align16
 
 
 class Encoded(NamedTuple):

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
-from zcomm.codecs.lm_tables import LEVELS, SIGN_WORDS, STEPS, THRESHOLDS
+from zcomm.wire.lm_tables import LEVELS, SIGN_WORDS, STEPS, THRESHOLDS
 
 # From this biased exponent on, the scale is made 2^6 smaller so that H(z) stays finite.
 _LARGE_EXPONENT = 249

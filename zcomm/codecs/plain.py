@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.format import Encoded, section, take_section
-from zcomm.wire import align16
+from zcomm.wire.header import align16
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import DEFAULT_BLOCK
 from zcomm.codecs.int8 import Int8
-from zcomm.wire import align16
+from zcomm.wire.header import align16
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 

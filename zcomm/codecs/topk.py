@@ -24,7 +24,7 @@ from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.format import Encoded, refuse, section, take_section
-from zcomm.wire import WireError, align16
+from zcomm.wire.header import WireError, align16
 
 RANGE = 65536
 _FLAGGED = 0xFFFFFFFF

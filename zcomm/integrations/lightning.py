@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from zcomm import arguments
+from zcomm.base import arguments
 from zcomm.integrations.registration import Registration, expect_ddp
 
 try:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from zcomm.api import Codecs, compress
-from zcomm.hook import Handle, HookState
+from zcomm.ddp.api import Codecs, compress
+from zcomm.ddp.hook import Handle, HookState
 
 
 class Registration:

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from zcomm.integrations.registration import Registration, expect_ddp
-from zcomm.settings import expect_same
-from zcomm.transport import exchange
+from zcomm.sharding.settings import expect_same
+from zcomm.transport.channels import exchange
 
 try:
     from transformers import Trainer, TrainerCallback

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from zcomm.wire import Frame
+from zcomm.wire.header import Frame
 
 
 class EncodedSegment(Protocol):

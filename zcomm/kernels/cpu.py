@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals
 from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES, frame_rows, segment_rows
-from zcomm.wire import WireError
+from zcomm.wire.header import WireError
 
 ISAS = ("scalar", "avx2", "avx512")
 ISA_VARIABLE = "ZCOMM_CPU_ISA"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.memory import capturing, expect_no_capture, upload
-from zcomm.wire import WireError
+from zcomm.wire.header import WireError
 
 NO_FAULT = -1
 _MAX_STREAMS = 32  # of a layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from zcomm.kernels.base import KernelLayout
-from zcomm.wire import Frame
+from zcomm.wire.header import Frame
 
 # codec, log2 of the block, elements, k, offset, frame, body
 SegmentRow = tuple[int, int, int, int, int, int, int]

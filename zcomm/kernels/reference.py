@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zcomm import wire as frames
 from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals, LayoutSegment
-from zcomm.wire import Frame, WireError
+from zcomm.wire import header as frames
+from zcomm.wire.header import Frame, WireError
 
 # Torch's element-wise operations split work among threads from this size on.
 _GRAIN = 32768

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from zcomm.cli.finding import Finding
 from zcomm.codecs import codec
-from zcomm.contract import Subject, difference, gradient
-from zcomm.layout import Layout, Segment
+from zcomm.codecs.layout import Layout, Segment
+from zcomm.conformance.contract import Subject, difference, gradient
+from zcomm.report.finding import Finding
 from zcomm.selftest.tally import Plan, Tally
-from zcomm.wire import HEADER_NBYTES, WireError, checksum
+from zcomm.wire.header import HEADER_NBYTES, WireError, checksum
 
 _REFERENCE = Subject("reference")
 _NUMEL = 37

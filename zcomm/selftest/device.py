@@ -8,10 +8,10 @@ import torch
 
 import zcomm
 from zcomm import kernels
-from zcomm.cli import gpu_tools
-from zcomm.cli.machine import cpu_model
-from zcomm.cli.units import UsageError
-from zcomm.contract import Subject
+from zcomm.conformance import gpu_tools
+from zcomm.conformance.contract import Subject
+from zcomm.report.machine import cpu_model
+from zcomm.report.units import UsageError
 
 
 def chosen(name: str, kernel_set: str | None) -> Subject:

@@ -19,18 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from zcomm import kernels
-from zcomm.chunks import Item, make_chunks
-from zcomm.cli.finding import OK, PROBLEM, Finding, reason
-from zcomm.cli.ranks import World
-from zcomm.cli.self_test import captured_output, first_error
+from zcomm.cli.doctor.self_test import captured_output, first_error
 from zcomm.codecs import codec
-from zcomm.contract import difference
-from zcomm.engines import make_engine
-from zcomm.job import Job
+from zcomm.conformance.contract import difference
+from zcomm.engine.choice import make_engine
+from zcomm.engine.job import Job
+from zcomm.engine.streams import streams_of
 from zcomm.kernels import KERNELS_VARIABLE
+from zcomm.launch.ranks import World
+from zcomm.report.finding import OK, PROBLEM, Finding, reason
 from zcomm.selftest.tally import DO_NOT_TRAIN, Plan
-from zcomm.settings import Settings
-from zcomm.streams import streams_of
+from zcomm.sharding.chunks import Item, make_chunks
+from zcomm.sharding.settings import Settings
 
 STEPS = 3
 SPECS = ("none", "int8", "lm4")

@@ -10,9 +10,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from zcomm.cli.finding import Finding
 from zcomm.codecs import codec
-from zcomm.contract import (
+from zcomm.codecs.layout import Layout, Residuals, Segment
+from zcomm.conformance.contract import (
     CASES,
     FINITE_KINDS,
     GRAD_DTYPES,
@@ -25,7 +25,7 @@ from zcomm.contract import (
     reference,
     stored_residual,
 )
-from zcomm.layout import Layout, Residuals, Segment
+from zcomm.report.finding import Finding
 from zcomm.selftest.tally import Plan, Tally
 
 _REFERENCE = Subject("reference")

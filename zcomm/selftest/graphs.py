@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zcomm.cli.finding import NOTE, Finding
 from zcomm.codecs import codec
-from zcomm.contract import Outcome, Subject, gradient
+from zcomm.codecs.layout import Layout, Residuals, Segment
+from zcomm.conformance.contract import Outcome, Subject, gradient
 from zcomm.kernels.device import NO_FAULT, new_faults
-from zcomm.layout import Layout, Residuals, Segment
+from zcomm.report.finding import NOTE, Finding
 from zcomm.selftest.tally import Plan, Tally
 
 _NUMEL = 100_003

@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from zcomm.cli.finding import OK, Finding
-from zcomm.cli.table import whole
 from zcomm.codecs import codec
-from zcomm.contract import NAMES, Subject
+from zcomm.codecs.layout import Layout, Residuals, Segment
+from zcomm.conformance.contract import NAMES, Subject
 from zcomm.kernels.device import new_faults
-from zcomm.layout import Layout, Residuals, Segment
+from zcomm.report.finding import OK, Finding
+from zcomm.report.table import whole
 from zcomm.selftest.tally import Plan
 
 _NUMEL, _QUICK_NUMEL = 25_000_000, 1_000_000

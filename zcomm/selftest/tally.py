@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from zcomm.cli.finding import OK, PROBLEM, Finding, reason
-from zcomm.contract import SPECS, Subject, difference
+from zcomm.conformance.contract import SPECS, Subject, difference
+from zcomm.report.finding import OK, PROBLEM, Finding, reason
 
 DO_NOT_TRAIN = "Do not train with these kernels on this device, and send this report."
 _SHOWN = 6

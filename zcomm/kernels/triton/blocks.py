@@ -59,7 +59,7 @@ from zcomm.kernels.triton.values import (
     residual_kind,
     store_residual,
 )
-from zcomm.wire import CODEC_IDS
+from zcomm.wire.header import CODEC_IDS
 
 INT8: tl.constexpr = tl.constexpr(CODEC_IDS["int8"])
 FP8: tl.constexpr = tl.constexpr(CODEC_IDS["fp8"])

@@ -9,7 +9,7 @@ from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.device import DeviceMemory, Stream, StreamMemory
 from zcomm.kernels.device_kernels import WIRE_ALIGNMENT, DecodeCall, DeviceKernels, EncodeCall
 from zcomm.kernels.triton.plan import TILE, Group, Plan
-from zcomm.wire import CODEC_IDS
+from zcomm.wire.header import CODEC_IDS
 
 _WORD = 8
 _KEEP_IDLE = 32  # the flags of tile.py

@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from zcomm.codecs import lm_tables
 from zcomm.kernels.triton.bits import (
     ABS,
     INF,
@@ -23,6 +22,7 @@ from zcomm.kernels.triton.bits import (
 )
 from zcomm.kernels.triton.block import hadamard, tree
 from zcomm.kernels.triton.tile import ints_at
+from zcomm.wire import lm_tables
 
 STEPS: tl.constexpr = tl.constexpr(lm_tables.STEPS)
 # By width: where cells end, and the levels of positive ones.

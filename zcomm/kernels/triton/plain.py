@@ -60,7 +60,7 @@ from zcomm.kernels.triton.values import (
     residual_value,
     store_residual,
 )
-from zcomm.wire import CODEC_IDS
+from zcomm.wire.header import CODEC_IDS
 
 NONE: tl.constexpr = tl.constexpr(CODEC_IDS["none"])
 BF16: tl.constexpr = tl.constexpr(CODEC_IDS["bf16"])

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from zcomm import wire
 from zcomm.kernels.base import KernelLayout, LayoutSegment
-from zcomm.wire import CODEC_IDS, Frame, align16
+from zcomm.wire import header as wire
+from zcomm.wire.header import CODEC_IDS, Frame, align16
 
 HEADER = ("segments_at", "frames_at", "segments", "frames", "topk_segments")
 SEGMENT = (
@@ -124,7 +124,7 @@ class Plan:
         return torch.cat([torch.empty(0, len(TILE), dtype=torch.int64), *ordered]), groups
 
     def _table(self, layout: KernelLayout, tile_rows: Tensor) -> tuple[Tensor, int]:
-        from zcomm.codecs.lm_tables import SIGN_WORDS as signs  # codecs lie above
+        from zcomm.wire.lm_tables import SIGN_WORDS as signs  # codecs lie above
 
         segments = list(self._segment_rows(layout))
         frames = list(self._frame_rows(layout))

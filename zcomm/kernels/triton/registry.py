@@ -11,7 +11,7 @@ from typing import Any
 from zcomm.kernels.triton import blocks, idle, plain, topk, topk_decode, topk_write
 from zcomm.kernels.triton.arguments import ARGUMENT_TYPE, DECODE_ARGUMENTS, ENCODE_ARGUMENTS
 from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS
-from zcomm.wire import CODEC_IDS
+from zcomm.wire.header import CODEC_IDS
 
 # A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
 # shared memory. Warps share larger blocks, so that lanes have few elements each and spill none.

@@ -1,0 +1,154 @@
+"""The documentation is true: its Python runs, its commands exist, its links lead somewhere.
+
+Plain blocks run here, one process for a page; those marked ranks=2 under torchrun, one for a page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zcomm.cli import make_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
+PAGES = (README, *sorted(ROOT.glob("docs/*.md")))
+PYTHON, RANKS, DIFF = "python", "python ranks=2", "diff ranks=2"
+# Run by `make test-integrations`; in the README, an excerpt of what is.
+FRAMEWORKS = ("diff lightning", "diff transformers", "diff accelerate")
+
+
+def blocks(page: Path, mark: str) -> list[str]:
+    fence = re.compile(rf"^```{mark}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return fence.findall(page.read_text())
+
+
+def pages_with(mark: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page, mark)]
+
+
+def page_name(page: object) -> str:
+    return page.name if isinstance(page, Path) else str(page)
+
+
+# How a script of plain torch (FSDP2 over gloo, without zcomm) has ended in one of about 40 runs.
+TORCHS_OWN_ABORT = "terminate called without an active exception"
+
+
+def run(command: list[str], folder: Path, attempts: int = 1) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    for _ in range(attempts):
+        result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        if TORCHS_OWN_ABORT not in result.stderr:
+            break
+    assert result.returncode == 0, result.stderr
+
+
+def torchrun(script: Path, attempts: int = 1) -> None:
+    # A free port of the machine's choice: tests run side by side.
+    options = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", *options, str(script)]
+    run(command, script.parent, attempts)
+
+
+# Code.
+
+
+@pytest.mark.parametrize("page", [README, GUIDE], ids=page_name)
+def test_every_block_is_of_a_kind_that_is_run(page: Path) -> None:
+    fences = re.findall(r"^\s*```(.*)$", page.read_text(), re.MULTILINE)
+    assert set(fences[::2]) <= {PYTHON, RANKS, DIFF, *FRAMEWORKS}
+    assert set(fences[1::2]) == {""}
+
+
+@pytest.mark.parametrize("page", pages_with(PYTHON), ids=page_name)
+def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text("\n".join(blocks(page, PYTHON)))
+    run([sys.executable, "-P", str(script)], tmp_path)
+
+
+@pytest.mark.parametrize("page", pages_with(RANKS), ids=page_name)
+def test_blocks_for_ranks_run_in_order(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text("\n".join(blocks(page, RANKS)))
+    torchrun(script)
+
+
+DIFFS = [(page, i, diff) for page in PAGES for i, diff in enumerate(blocks(page, DIFF))]
+
+
+def test_the_diffs_are_short() -> None:
+    diffs = blocks(README, DIFF)
+    changes = [[x[0] for x in diff.splitlines() if x.startswith(("+", "-"))] for diff in diffs]
+    assert [(signs.count("+"), signs.count("-")) for signs in changes] == [(2, 0), (3, 2), (2, 0)]
+
+
+@pytest.mark.parametrize("dropped", ["+", "-"], ids=["before", "after"])
+@pytest.mark.parametrize("diff", [d for *_, d in DIFFS], ids=[f"{p.stem}-{i}" for p, i, _ in DIFFS])
+def test_quick_starts_run_as_written(diff: str, dropped: str, tmp_path: Path) -> None:
+    lines = diff.splitlines()
+    assert all(line[:1] in ("", " ", "+", "-") for line in lines)
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(line[1:] for line in lines if not line.startswith(dropped)))
+    torchrun(script, attempts=1 if "import zcomm" in script.read_text() else 3)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_diffs_for_frameworks_are_excerpts_of_what_is_run(framework: str) -> None:
+    [whole] = blocks(ROOT / "docs/frameworks.md", framework)
+    excerpts = [blocks(page, framework) for page in (README, GUIDE)]
+    assert all(len(found) == 1 for found in excerpts)
+    for [excerpt] in excerpts:
+        lines = iter(whole.splitlines())
+        assert all(line in lines for line in excerpt.splitlines()), excerpt  # in their order
+
+
+# Commands: those in lines of their own are whole, those inside a sentence may leave options out.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_can_be_typed(page: Path) -> None:
+    for line in re.findall(r"^    (?:\$ )?zcomm (.*)$", page.read_text(), re.MULTILINE):
+        make_parser().parse_args(shlex.split(line, comments=True))  # or it ends the process
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_in_sentences_have_known_options(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed in re.findall(r"`zcomm ([^`]+)`", page.read_text()):
+        command, *words = shlex.split(typed)
+        with pytest.raises(SystemExit) as ended:
+            make_parser().parse_args([command, "--help"])
+        assert ended.value.code == 0, typed
+        known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+        assert {word for word in words if word.startswith("--")} <= known, typed
+
+
+# Links.
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks/README.md"], ids=page_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", without_code(page)):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"

@@ -1,0 +1,184 @@
+"""Small models under FSDP2, on the ranks of a test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint
+
+import zcomm.fsdp
+from ddp_training import batch, seeded
+from zcomm.engine.cpu import Engine
+
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+OFFLOAD = CPUOffloadPolicy(pin_memory=False)
+BF16_FP32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+class Net(nn.Module):
+    """Rows that no number of ranks divides, a weight whose columns 2, 3 and 4 divide, and a last
+    layer with fewer rows than ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 281)
+        self.middle = nn.Sequential(nn.Linear(281, 276), nn.Tanh(), nn.Linear(276, 127))
+        self.last = nn.Linear(127, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x).tanh()).tanh())
+
+
+class Branches(Net):
+    """A Net with a second way, in the same FSDP module; `other` says whether it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(127, 3)
+        self.other = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(self.first(x).tanh()).tanh()
+        return self.spare(x) if self.other else self.last(x)
+
+
+class Checkpointed(Net):
+    """Computes its layers once more in backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.first, x, use_reentrant=False).tanh()
+        return self.last(checkpoint(self.middle, x, use_reentrant=False).tanh())
+
+
+def by_columns(p: nn.Parameter) -> Shard | None:
+    """Cuts a weight along its columns, if these can be."""
+    return Shard(1) if p.dim() == 2 and p.shape[1] % 12 == 0 else None
+
+
+def mesh_of(count: int) -> DeviceMesh | None:
+    """The first ranks; None for the others. A collective call of all of them."""
+    mesh = DeviceMesh("cpu", list(range(count)))
+    return mesh if dist.get_rank() < count else None
+
+
+def mesh_2d() -> DeviceMesh:
+    """Four ranks: two replicas of two shards."""
+    return DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(mesh: DeviceMesh | None, stage: int = 3, model: Any = Net, **options: Any) -> Any:
+    """A model in four FSDP modules, one of them inside of another."""
+    made = seeded(model)
+    options |= {"mesh": mesh, "reshard_after_forward": stage == 3}
+    for module in (made.first, made.middle[2], made.middle, made):
+        fully_shard(module, **options)
+    return made
+
+
+class Outcome(NamedTuple):
+    losses: list[float]
+    parameters: dict[str, Tensor]
+    gradients: dict[str, Tensor | None]
+
+
+def train(
+    model: Any,
+    rank: int,
+    *,
+    steps: int = 3,
+    accumulate: int = 1,
+    sync_each: bool = False,
+    clip: float | None = None,
+    lr: float = 0.5,
+) -> Outcome:
+    """Trains on batches of this rank's own; without `sync_each` only the last one of a step is
+    reduced."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        for part in range(accumulate):
+            last = part == accumulate - 1
+            model.set_requires_gradient_sync(last or sync_each)
+            loss = model(model_input(model, rank, step * accumulate + part)).float().square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        if clip is not None:
+            losses.append(clip_grad_norm_(model.parameters(), clip).full_tensor().item())
+        optimizer.step()
+    return outcome(model, losses)
+
+
+def model_input(model: Any, rank: int, step: int) -> Tensor:
+    return batch(rank, step).to(next(model.parameters()).dtype)
+
+
+def outcome(model: Any, losses: list[float]) -> Outcome:
+    """What all ranks have together: a collective call."""
+    named = dict(model.named_parameters())
+    return Outcome(
+        losses,
+        {name: p.detach().full_tensor().clone() for name, p in named.items()},
+        {name: None if p.grad is None else p.grad.full_tensor() for name, p in named.items()},
+    )
+
+
+def local_gradients(rank: int, step: int = 0, model: Any = Net) -> dict[str, Tensor]:
+    """The gradients of the whole model on this rank's batch, before any reduction."""
+    plain = seeded(model)
+    plain(batch(rank, step)).float().square().mean().backward()
+    return {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+
+
+@contextmanager
+def slow_engine() -> Iterator[None]:
+    """Who does not wait for a result has none."""
+    original = Engine._go_on
+
+    def slow(self: Engine, arrived: Any) -> None:
+        time.sleep(0.01)
+        original(self, arrived)
+
+    Engine._go_on = slow  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Engine._go_on = original  # type: ignore[method-assign]
+
+
+class Watched(NamedTuple):
+    """What was done about the reduce-scatters of a model."""
+
+    handle: zcomm.fsdp.Handle
+    deferred: set[bool]  # whether backward went on before they were done
+    under_way: list[int]  # how many of them, when the next input was made
+
+
+def watched(handle: zcomm.fsdp.Handle) -> Watched:
+    compressor, found = handle._compressor, Watched(handle, set(), [])
+    reduce, make_room = compressor.reduce, compressor.make_room
+
+    def watched_reduce(*args: Any) -> None:
+        reduce(*args)
+        found.deferred.add(bool(compressor._reducing))
+
+    def watched_room(module: Any) -> None:
+        make_room(module)
+        found.under_way.append(len(compressor._reducing))
+
+    compressor.reduce, compressor.make_room = watched_reduce, watched_room
+    return found
+
+
+def compress(model: Any, **settings: Any) -> zcomm.fsdp.Handle:
+    return zcomm.fsdp.compress(model, **{"min_numel": 100, **settings})

@@ -1,0 +1,52 @@
+"""Elastic training: a rank is killed, torchrun restarts all, and the end is that of a whole run."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddp_training import assert_bit_equal
+
+STEPS = 12
+SCRIPT = Path(__file__).parents[1] / "support" / "elastic_training.py"
+
+
+def torchrun(folder: Path, *kill: int) -> list[Any]:
+    """What each of two ranks wrote at its end."""
+    folder.mkdir()
+    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+    options = ["--nproc-per-node", "2", "--max-restarts", "2"]
+    done = subprocess.run(
+        [*launcher, *options, str(SCRIPT), str(folder), str(STEPS), *map(str, kill)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            # Otherwise a restarted rank finds the addresses of the dead ones in torchrun's store,
+            # and init_process_group("gloo") fails or waits (torch 2.13).
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"result-{rank}") for rank in range(2)]
+
+
+def test_a_killed_rank_changes_no_bit_of_the_result(tmp_path: Path) -> None:
+    victim, at_step = random.randrange(2), random.randrange(1, STEPS)
+    print(f"rank {victim} dies at step {at_step}")
+    whole = torchrun(tmp_path / "whole")
+    restarted = torchrun(tmp_path / "restarted", victim, at_step)
+    assert (tmp_path / "restarted" / "killed").exists()
+    for (_, expected), (first, got) in zip(whole, restarted):
+        assert first == at_step // 3 * 3
+        assert_bit_equal(got, expected)

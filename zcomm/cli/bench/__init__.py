@@ -1,0 +1,1 @@
+"""`zcomm bench`: bandwidth of the collectives, every row checked; `--fit` makes a profile."""

@@ -1,0 +1,162 @@
+"""Rows of collectives: samples of all ranks and rounds, put together and checked.
+
+The time of a round is that of the slowest rank; a time is the median of the rounds, a speed-up the
+median of the rounds' own ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import zcomm
+from zcomm.cli.bench.collective_tasks import OWN, Key, Sample, Samples, shard_numel_of
+from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
+from zcomm.sharding.hosts import hosts_of
+from zcomm.sharding.owners import even_bounds, owner_bounds
+
+# How often each collective encodes a value: once on its way to the owner, once from there to all.
+ENCODINGS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+# The normalised squared error of one encoding of Gaussian values, from benchmarks/README.md. What
+# does not lose a bit by itself still rounds its sums.
+ERRORS = {
+    OWN: 1e-12,
+    "none": 1e-12,
+    "bf16": 2.8e-6,
+    "fp16": 4.3e-8,
+    "int8": 4.2e-5,
+    "fp8": 6.6e-4,
+    "int4": 0.014,
+    "lm4": 0.0092,
+    "lm3": 0.034,
+    "lm2": 0.12,
+    "sign": 0.36,
+    "topk": 0.92,
+}
+ERRORS_BLOCK = 128
+ROOM = 1.2
+# Small tensors scatter around the expected error: a tensor of 4096 elements may have this share of
+# it more, others in inverse proportion to the root of their size.
+SMALL_ROOM, SMALL_NUMEL = 0.3, 4096
+
+
+@dataclass(frozen=True)
+class Row:
+    """One collective of one size with one codec, over all rounds and ranks."""
+
+    kind: str
+    codec: str  # OWN: the backend's own
+    nbytes: int
+    ranks: int
+    wire_nbytes: int  # that a rank sends
+    seconds: list[float]  # of the rounds
+    cpu_s: float  # median of the rounds, mean of the ranks
+    speedup: float  # against the backend's own
+    sent: list[float]  # at the interface, mean of the ranks
+    error: float
+    wrong: int  # rounds in which a result was too far off, or the ranks disagreed
+
+    @property
+    def s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half of the range of the rounds, as a part of the median."""
+        return (max(self.seconds) - min(self.seconds)) / 2 / self.s
+
+    @property
+    def algbw(self) -> float:
+        return self.nbytes / self.s
+
+    @property
+    def busbw(self) -> float:
+        """What a link must carry at least, uncompressed, for this time; see docs/bandwidth.md."""
+        return self.algbw * ENCODINGS[self.kind] * (self.ranks - 1) / self.ranks
+
+
+def rows_of(nbytes: int, by_rank: Sequence[Samples], per_host: int = 1) -> Iterator[Row]:
+    """The rows of one size. For each kind of collective, the backend's own is among the keys."""
+    ranks = len(by_rank)
+    rounds = {key: list(zip(*(samples[key] for samples in by_rank))) for key in by_rank[0]}
+    slowest = {key: [max(one.s for one in turn) for turn in rounds[key]] for key in rounds}
+    for key, turns in rounds.items():
+        yield Row(
+            kind=key.kind,
+            codec=key.codec,
+            nbytes=4 * ranks * shard_numel_of(nbytes, ranks),
+            ranks=ranks,
+            wire_nbytes=wire_nbytes(key, nbytes, ranks, per_host),
+            seconds=slowest[key],
+            cpu_s=statistics.median(statistics.mean(one.cpu_s for one in turn) for turn in turns),
+            speedup=median_ratio(slowest[Key(key.kind, OWN)], slowest[key]),
+            sent=[statistics.mean(one.sent for one in turn) for turn in turns],
+            error=max(one.error for turn in turns for one in turn),
+            wrong=sum(is_wrong(key, nbytes, turn) for turn in turns),
+        )
+
+
+def median_ratio(over: Iterable[float], under: Iterable[float]) -> float:
+    return statistics.median(a / b for a, b in zip(over, under))
+
+
+def wire_nbytes(key: Key, nbytes: int, world_size: int, per_host: int = 1) -> int:
+    """The bytes that rank 0 sends, without what TCP adds: those of the engine's own chunks.
+
+    The backends' own have rings: each rank passes on all but its own part, in each direction.
+    """
+    kind = key.kind
+    shard = shard_numel_of(nbytes, world_size)
+    if key.codec == OWN:
+        return 4 * shard * (world_size - 1) * ENCODINGS[kind]
+    codec = zcomm.codec(key.across)
+    bounds = even_bounds(shard, world_size)
+    if kind == "all_reduce":
+        bounds = owner_bounds([(shard * world_size, block_of(codec))], world_size)[0]
+    item = Item("", codec, bounds[-1], 0, bounds)
+    hosts = hosts_of([str(r // per_host) for r in range(world_size)], 0)
+    two_hops = TwoHops(hosts, zcomm.codec(key.local)) if key.local and hosts else None
+    size = best_chunk_size(world_size)
+    chunks = make_chunks([item], 0, world_size, size, two_hops=two_hops)
+    first = sum(map(reduced_nbytes, chunks)) if kind != "all_gather" else 0
+    second = sum(map(gathered_nbytes, chunks)) if kind != "reduce_scatter" else 0
+    return first + second
+
+
+def reduced_nbytes(chunk: Chunk) -> int:
+    """On the way to the owners."""
+    if chunk.hops is None:
+        return chunk.others_nbytes
+    return chunk.hops.local.others_nbytes + chunk.hops.across.others_nbytes
+
+
+def gathered_nbytes(chunk: Chunk) -> int:
+    """On the way from them."""
+    if chunk.hops is None:
+        return chunk.rows_nbytes
+    return chunk.hops.across.rows_nbytes + chunk.hops.forwarded_nbytes
+
+
+def error_bound(key: Key, nbytes: int) -> float:
+    error = ENCODINGS[key.kind] * encoding_error(key.across)
+    if key.local and key.kind != "all_gather":
+        error += encoding_error(key.local)
+    room: float = ROOM + SMALL_ROOM * (SMALL_NUMEL * 4 / nbytes) ** 0.5
+    return min(1.0, room * error)
+
+
+def encoding_error(spec: str) -> float:
+    error = ERRORS[spec.split(":")[0]]
+    if spec == OWN:
+        return error
+    # The largest of more values is larger, and with it the steps of a block's scale.
+    growth: float = max(1.0, zcomm.codec(spec).block / ERRORS_BLOCK) ** 0.2
+    return error * growth
+
+
+def is_wrong(key: Key, nbytes: int, of_ranks: Sequence[Sample]) -> bool:
+    # Written so that NaN is wrong.
+    too_far = any(not (one.error <= error_bound(key, nbytes)) for one in of_ranks)
+    differ = key.kind != "reduce_scatter" and len({one.digest for one in of_ranks}) > 1
+    return too_far or differ

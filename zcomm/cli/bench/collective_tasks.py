@@ -1,0 +1,187 @@
+"""Collectives, timed on every rank: what `zcomm bench` and the benchmarks share.
+
+All codecs of a collective take turns in every round, each after a barrier, with the backend's own
+collective among them. The size is that of the whole fp32 buffer: what all_reduce reduces,
+reduce_scatter reads and all_gather writes. Every result of every round is compared with the exact
+one, outside the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import zcomm
+from zcomm.sharding.feedback import NEEDS_FEEDBACK
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+# The codec of a backend's own collective.
+OWN = ""
+_PART = 1 << 20
+
+
+class Key(NamedTuple):
+    """What takes turns; the codec is OWN for the backend's own collective, and local/across for
+    two hops: the codec inside of hosts, and the one between them."""
+
+    kind: str
+    codec: str
+
+    @property
+    def local(self) -> str:
+        """Empty if there is one hop."""
+        return self.codec.rpartition("/")[0]
+
+    @property
+    def across(self) -> str:
+        return self.codec.rpartition("/")[2]
+
+
+class Sample(NamedTuple):
+    """One collective in one round on one rank."""
+
+    s: float
+    cpu_s: float  # of all threads of the process
+    sent: float  # bytes at the interface, if somebody counts them
+    error: float
+    digest: int
+
+
+# The samples of one rank: one for each round.
+Samples = dict[Key, list[Sample]]
+Count = Callable[[], float]
+
+
+class Task(NamedTuple):
+    """A collective to time: `reset` before it, `result` after it, and what that should be."""
+
+    reset: Callable[[], object]
+    run: Callable[[], object]
+    result: Callable[[], Tensor]
+    exact: Tensor
+
+
+class Buffers:
+    """What all codecs share at one size. Every rank knows every rank's input."""
+
+    def __init__(self, rank: int, world_size: int, nbytes: int, group: Any = None) -> None:
+        self.world_size, self.group = world_size, group
+        shard_numel = shard_numel_of(nbytes, world_size)
+        self.mean = torch.zeros(shard_numel * world_size)
+        for peer in range(world_size):
+            x = torch.randn(self.mean.numel(), generator=torch.Generator().manual_seed(peer))
+            self.mean += x
+            if peer == rank:
+                self.input = x
+        self.mean /= world_size
+        self.whole = torch.empty_like(self.mean)
+        self.shard = torch.empty(shard_numel)
+        self.mean_shard = self.mean.view(world_size, -1)[rank]
+
+    def task(self, key: Key) -> Task:
+        kind, whole, shard = key.kind, self.whole, self.shard
+        run, forget = self._collective(key)
+        # The backend has no mean. Its sum is divided outside the time.
+        divisor = self.world_size if key.codec == OWN and kind != "all_gather" else 1
+
+        def start_from(reset: Callable[[], object]) -> Callable[[], object]:
+            return lambda: (reset(), forget())
+
+        if kind == "all_reduce":
+            reset = start_from(partial(whole.copy_, self.input))
+            return Task(reset, partial(run, whole), lambda: whole.div_(divisor), self.mean)
+        if kind == "reduce_scatter":
+            run = partial(run, shard, self.input)
+            return Task(start_from(shard.zero_), run, lambda: shard.div_(divisor), self.mean_shard)
+        run = partial(run, whole, self.mean_shard)
+        return Task(start_from(whole.zero_), run, lambda: whole, self.mean)
+
+    def _collective(self, key: Key) -> tuple[Callable[..., object], Callable[[], object]]:
+        """The call, and what makes it forget the last one: a round sends what the first one did."""
+        if key.codec == OWN:
+            return partial(own_collective(key.kind), group=self.group), lambda: None
+        codec = zcomm.Hierarchy(key.local, key.across) if key.local else key.codec
+        run = partial(getattr(zcomm, key.kind), codec=codec, group=self.group)
+        if zcomm.codec(key.across).name not in NEEDS_FEEDBACK:
+            return run, lambda: None
+        feedback = zcomm.Feedback()
+        return partial(run, feedback=feedback), partial(feedback.rescale, 0.0)
+
+
+def own_collective(kind: str) -> Callable[..., object]:
+    """torch's; two of them have had other names."""
+    names = {
+        "all_reduce": ("all_reduce",),
+        "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+        "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+    }[kind]
+    found: Callable[..., object] = next(getattr(dist, n) for n in names if hasattr(dist, n))
+    return found
+
+
+def shard_numel_of(nbytes: int, world_size: int) -> int:
+    """The elements of one rank's part: the size is rounded down to as many for every rank."""
+    return max(nbytes // 4 // world_size, 1)
+
+
+def normalised_error(x: Tensor, exact: Tensor) -> float:
+    # In parts: temporaries of the whole size would cost more than the collective.
+    total = size = 0.0
+    for a, b in zip(torch.split(x, _PART), torch.split(exact, _PART)):
+        total += float((a - b).square().sum(dtype=torch.float64))
+        size += float(b.square().sum(dtype=torch.float64))
+    return total / size
+
+
+def digest(x: Tensor) -> int:
+    """Equal for equal bits. Not the other way round, but nearly."""
+    return int(x.view(torch.int32).sum(dtype=torch.int64))
+
+
+def sample(task: Task, count: Count, group: Any) -> Sample:
+    """The second barrier: what a rank has sent is at its interface when its peers have it."""
+    task.reset()
+    sent = count()
+    dist.barrier(group)
+    cpu, start = time.process_time(), time.perf_counter()
+    task.run()
+    s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    dist.barrier(group)
+    sent = count() - sent
+    result = task.result()
+    return Sample(s, cpu_s, sent, normalised_error(result, task.exact), digest(result))
+
+
+def nothing_counted() -> float:
+    return 0.0
+
+
+@lru_cache
+def group_of(backend: str) -> Any:
+    """All ranks, over a backend: the default group (None), or one made at its first use."""
+    return None if backend == dist.get_backend() else dist.new_group(backend=backend)
+
+
+def measure(
+    rank: int,
+    world_size: int,
+    nbytes: int,
+    keys: Sequence[Key],
+    rounds: int,
+    backend: str,
+    count: Count = nothing_counted,
+) -> Samples:
+    """Runs on every rank. A first round warms up and is not counted."""
+    group = group_of(backend)
+    buffers = Buffers(rank, world_size, nbytes, group)
+    tasks = {key: buffers.task(key) for key in keys}
+    turns = [
+        {key: sample(task, count, group) for key, task in tasks.items()} for _ in range(rounds + 1)
+    ]
+    return {key: [turn[key] for turn in turns[1:]] for key in keys}

@@ -1,0 +1,208 @@
+"""How fast all_reduce, reduce_scatter and all_gather are, with and without codecs.
+
+Starts its own ranks on this machine: on loopback, or with --hosts each on a
+host of its own behind a slow link, which needs root. Or measures real hosts:
+
+    zcomm bench --codecs int8 lm4 --max 64M
+    zcomm bench --hosts 2 --rate 1gbit
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:PORT \\
+             -m zcomm bench --max-size 64M
+
+(torchrun takes --max for an option of its own.) All codecs take turns in every
+round with the backend's own collective, and every result is checked. With --fit
+it measures what `zcomm plan` needs to know of this machine instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+import zcomm
+from zcomm.cli.bench import fit
+from zcomm.cli.bench import output as bench_output
+from zcomm.cli.bench.collective_rows import Row, rows_of
+from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, measure
+from zcomm.launch import places
+from zcomm.launch.places import Place
+from zcomm.report import machine
+from zcomm.report.units import UsageError, parse_rate, parse_size
+from zcomm.sharding.feedback import NEEDS_FEEDBACK
+
+HELP = "measure collectives: time, bandwidth, error, with and without codecs"
+CODECS = ("none", "int8", "lm4")
+RATE = "1gbit"
+# Tensors of the whole size: input, result, exact result, and the next rank's input.
+TENSORS = 4
+ON_CPU = ("gloo", "mpi", "ucc")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked arguments."""
+
+    sizes: list[int]
+    codecs: list[str]
+    kinds: list[str]
+    backends: list[str]
+    ranks: int
+    ranks_here: int
+    on_hosts: bool
+    rate: str | None
+    rounds: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    # torchrun's parser takes --max for an abbreviation of its own --max-restarts.
+    add("--min", "--min-size", default="64K", metavar="SIZE", help="smallest tensor, bytes (64K)")
+    add("--max", "--max-size", default="256M", metavar="SIZE", help="largest tensor (256M)")
+    add("--factor", type=int, default=4, help="from size to size (4)")
+    add("--codecs", nargs="+", default=list(CODECS), metavar="C", help="none int8/lm4 topk:0.01 …")
+    add("--collectives", nargs="+", default=list(KINDS), metavar="K", help=" ".join(KINDS))
+    add("--backend", nargs="+", default=["gloo"], metavar="B", help="of the process group (gloo)")
+    add("--ranks", type=int, metavar="N", help="ranks to start on this machine (2)")
+    add("--hosts", type=int, metavar="N", help="instead: each rank on a host of its own")
+    add("--rate", metavar="RATE", help=f"of the hosts' links, in the words of tc ({RATE})")
+    add("--rounds", type=int, default=5, metavar="R", help="measured rounds (5)")
+    add("--json", type=Path, metavar="FILE", help="write all rows as JSON")
+    add("--csv", type=Path, metavar="FILE", help="write all rows as CSV")
+    add("--html", type=Path, metavar="FILE", help="write a page with plots")
+    add("--fit", type=Path, metavar="FILE", help="fit the model of `zcomm plan` and write it here")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        settings = checked(args)
+        outputs = [args.json, args.csv, args.html, args.fit]
+        for path in filter(None, outputs):
+            bench_output.expect_writable(path)
+        if args.fit and any(outputs[:3]):
+            raise UsageError("expected --fit alone, got --json, --csv or --html with it: run twice")
+        with place_of(settings) as place:
+            if args.fit:
+                return fit.run(place, settings.rounds, args.fit)
+            return bench(place, settings, args)
+    except UsageError:
+        if places.leads():
+            raise
+        return 2
+
+
+def bench(place: Place, settings: Settings, args: argparse.Namespace) -> int:
+    about = about_run(place, settings)
+    output = bench_output.Output(about, settings.codecs, place.leads)
+    for row in measured(place, settings, output):
+        output.row(row)
+    output.write(args.json, args.csv, args.html)
+    return output.finish()
+
+
+def measured(place: Place, settings: Settings, output: bench_output.Output) -> Iterator[Row]:
+    """The rows, as they come: all codecs of one collective and size at once."""
+    for backend in settings.backends:
+        for kind in settings.kinds:
+            output.section(kind, backend)
+            keys = [Key(kind, codec) for codec in (OWN, *settings.codecs)]
+            for size in settings.sizes:
+                by_rank = place.run(measure, size, keys, settings.rounds, backend)
+                yield from rows_of(size, by_rank, place.per_host)
+
+
+def about_run(place: Place, settings: Settings) -> dict[str, object]:
+    run = {"ranks": place.ranks, "link": place.link, "rounds": settings.rounds}
+    return run | machine.describe()
+
+
+def place_of(settings: Settings) -> AbstractContextManager[Place]:
+    if places.under_torchrun():
+        return places.joined(settings.backends[0])
+    return places.started(settings.ranks, settings.on_hosts, settings.rate)
+
+
+def checked(args: argparse.Namespace) -> Settings:
+    world_size, here = places.planned(args.ranks, args.hosts)
+    if world_size < 2:
+        option = "--hosts" if args.hosts == world_size else "--ranks"
+        raise UsageError(f"expected at least 2 ranks, got {option} {world_size}")
+    if args.rounds < 1:
+        raise UsageError(f"expected --rounds of 1 or more, got {args.rounds}")
+    settings = Settings(
+        sizes=checked_sizes(args.min, args.max, args.factor),
+        codecs=checked_codecs(args.codecs),
+        kinds=checked_kinds(args.collectives),
+        backends=[checked_backend(name) for name in args.backend],
+        ranks=world_size,
+        ranks_here=here,
+        on_hosts=args.hosts is not None,
+        rate=checked_rate(args.rate, args.hosts),
+        rounds=args.rounds,
+    )
+    # Residuals of codecs that need them: what is sent, and what is owned.
+    across = [zcomm.codec(Key("", spec).across) for spec in settings.codecs]
+    fed_back = sum(codec.name in NEEDS_FEEDBACK for codec in across)
+    tensors = TENSORS + fed_back * (1 + 1 / world_size)
+    largest = max(fit.SIZES) if args.fit else settings.sizes[-1]
+    option = "--fit" if args.fit else f"--max {args.max}"
+    places.expect_memory(tensors * largest, here, option)
+    return settings
+
+
+def checked_sizes(least: str, most: str, factor: int) -> list[int]:
+    first, last = parse_size(least), parse_size(most)
+    if first > last:
+        raise UsageError(f"expected --min up to --max, got {least} and {most}")
+    if first < 4096:
+        raise UsageError(f"expected --min of 4K or more, for errors to mean anything, got {least}")
+    if factor < 2:
+        raise UsageError(f"expected --factor of 2 or more, got {factor}")
+    sizes = [first]
+    while sizes[-1] * factor <= last:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def checked_codecs(specs: list[str]) -> list[str]:
+    try:
+        return list(dict.fromkeys(map(checked_codec, specs)))
+    except ValueError as error:
+        raise UsageError(f"--codecs: {error}") from error
+
+
+def checked_codec(spec: str) -> str:
+    """A codec, or those of two hops: local/across."""
+    key = Key("", spec)
+    across = zcomm.codec(key.across).spec
+    return f"{zcomm.Hierarchy(key.local, across).local}/{across}" if key.local else across
+
+
+def checked_kinds(names: list[str]) -> list[str]:
+    unknown = [name for name in names if name not in KINDS]
+    if unknown:
+        raise UsageError(f"--collectives: expected some of {', '.join(KINDS)}, got {unknown[0]!r}")
+    return list(dict.fromkeys(names))
+
+
+def checked_backend(name: str) -> str:
+    known = [backend for backend in ON_CPU if dist.is_backend_available(backend)]
+    if name not in known:
+        why = "sends tensors of GPUs only" if name in ("nccl", "xccl") else "is not in this torch"
+        raise UsageError(
+            f"--backend: expected one that sends CPU tensors here ({', '.join(known)}), got "
+            f"{name!r}, which {why}"
+        )
+    return name
+
+
+def checked_rate(rate: str | None, hosts: int | None) -> str | None:
+    if rate and not hosts:
+        raise UsageError(f"expected --hosts with --rate, got --rate {rate} alone; add --hosts 2")
+    if not hosts:
+        return None
+    parse_rate(rate or RATE)
+    return rate or RATE

@@ -1,0 +1,152 @@
+"""Trains a small GPT on the text of Python's standard library, on two ranks of this machine.
+
+Four ways take turns: plain DDP, DDP with int8, DDP with lm4, and ZeRO with lm4 for gradients and
+parameters. As root, each rank gets a host of its own (a network namespace) on a 1 Gbit/s link;
+otherwise the ranks share the loopback interface, where bytes cost next to nothing.
+
+At the end there are a table and a report, one HTML file that needs no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from zcomm.cli.demo import report as demo_report
+from zcomm.cli.demo.training import LEAST_STEPS, Length, train
+from zcomm.launch import hosts
+from zcomm.report import units
+from zcomm.report.progress import terminal_width
+from zcomm.report.units import UsageError
+
+HELP = "train a small GPT in four ways and compare them, in two minutes"
+WORLD_SIZE = 2
+DEFAULT_RATE = "1gbit"
+LEAST_SECONDS, MOST_SECONDS = 20.0, 1e6
+ENDING_S = 3.0  # for the ranks to leave and the report to be written
+
+
+@dataclass(frozen=True)
+class Link:
+    """What is between the ranks: hosts with a rate, or loopback, and why."""
+
+    rate: str | None
+    words: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", default="120", help="how long it takes in all (120)")
+    parser.add_argument("--steps", help="train this many steps instead, however long it takes")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--rate", help="rate of the link between the hosts (1gbit); needs root")
+    where.add_argument("--loopback", action="store_true", help="no hosts, also as root")
+    parser.add_argument("--html", default="zcomm-demo.html", help="the report (zcomm-demo.html)")
+    parser.add_argument("--svg", help="the report's plots as one picture")
+    parser.add_argument("--json", help="all that was measured")
+
+
+def run(args: argparse.Namespace) -> int:
+    start = time.monotonic()
+    length = length_of(args, start)
+    for file in filter(None, (args.html, args.svg, args.json)):
+        check_writable(file)
+    link = link_of(args)
+    for words in (demo_report.about_training(), link.words, ""):
+        print(wrapped(words), file=sys.stderr, flush=True)
+    try:
+        by_rank = hosts.run(
+            WORLD_SIZE,
+            train,
+            length,
+            hosts=WORLD_SIZE if link.rate else None,
+            rate=link.rate,
+            timeout_s=MOST_SECONDS,
+        )
+    except AssertionError as error:  # on a rank: the message has its traceback
+        print(f"zcomm demo: the training failed.\n{error}", file=sys.stderr)
+        return 1
+    result = demo_report.Result(
+        by_rank,
+        link=link.words,
+        on_loopback=link.rate is None,
+        command=shlex.join(["zcomm", *sys.argv[1:]]),
+        total_s=time.monotonic() - start,
+    )
+    print(file=sys.stderr)
+    print(f"{result.text_table()}\n\n{wrapped(result.replicas())}")
+    write(args, result)
+    return 0 if result.identical else 1
+
+
+def write(args: argparse.Namespace, result: demo_report.Result) -> None:
+    if args.json:
+        Path(args.json).write_text(json.dumps(result.as_json(), indent=1) + "\n")
+    if args.svg:
+        Path(args.svg).write_text(result.picture(), encoding="utf-8")
+    Path(args.html).write_text(result.page(), encoding="utf-8")
+    print(f"Report: {Path(args.html).resolve()}")
+
+
+def wrapped(words: str) -> str:
+    return textwrap.fill(words, min(100, terminal_width(sys.stdout)))
+
+
+def length_of(args: argparse.Namespace, start: float) -> Length:
+    steps = None
+    if args.steps is not None:
+        if not args.steps.isdecimal() or int(args.steps) < 1:
+            raise UsageError(f"expected --steps of 1 or more, got {args.steps!r}")
+        steps = int(args.steps)
+    try:
+        seconds = float(args.seconds)
+    except ValueError:
+        seconds = 0.0
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise UsageError(
+            f"expected --seconds from {LEAST_SECONDS:g} to {MOST_SECONDS:.0f}, "
+            f"got {args.seconds!r}; for a shorter run use --steps, such as --steps {LEAST_STEPS}"
+        )
+    return Length(steps, start + seconds - ENDING_S)
+
+
+def check_writable(file: str) -> None:
+    """Before the training, not after it."""
+    path = Path(file)
+    if path.is_dir():
+        raise UsageError(f"expected the name of a file to write, got the folder {file!r}")
+    if not path.parent.is_dir():
+        raise UsageError(f"expected a file in a folder that exists, got {file!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{file!r} cannot be written; name another file, or use another folder")
+
+
+def link_of(args: argparse.Namespace) -> Link:
+    loopback = "The ranks share this machine's loopback interface"
+    if args.loopback:
+        return Link(None, f"{loopback}, as asked for.")
+    rate_bits = units.parse_rate(args.rate or DEFAULT_RATE)
+    rate = f"{rate_bits:.0f}bit"  # in tc's words, whatever the user's
+    missing = why_no_hosts(rate)
+    if missing and args.rate:
+        raise UsageError(f"--rate is not possible here: {missing}; see `zcomm demo --loopback`")
+    if missing:
+        return Link(None, f"{loopback}: hosts of their own are not possible here ({missing}).")
+    shown = f"{rate_bits / 1e9:g} Gbit/s" if rate_bits >= 1e9 else f"{rate_bits / 1e6:g} Mbit/s"
+    words = f"Each rank has a host of its own, a network namespace, on a link of {shown}."
+    return Link(rate, words)
+
+
+def why_no_hosts(rate: str) -> str:
+    """Empty if they are possible, which is tried: root in a container may still not be allowed."""
+    try:
+        with hosts.network(1, rate):
+            return ""
+    except hosts.NoHosts as error:
+        return error.why

@@ -1,0 +1,1 @@
+"""`zcomm doctor`: is everything here that zcomm needs, and does it work?"""

@@ -1,0 +1,168 @@
+"""Looks at this machine and tries zcomm on it.
+
+Ends with "ready" and exit code 0, or with what to do and exit code 1.
+Takes some seconds: the last check starts two ranks, which train a small model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import zcomm
+from zcomm import kernels
+from zcomm.cli.doctor import self_test
+from zcomm.conformance import gpu_tools
+from zcomm.kernels import KERNELS_VARIABLE
+from zcomm.kernels.cpu import ISA_VARIABLE
+from zcomm.launch import interfaces
+from zcomm.report.finding import NOTE, OK, PROBLEM, Finding, guarded, say, show, show_remedies
+from zcomm.report.machine import cpu_model
+
+HELP = "whether zcomm works on this machine, and what to do if not"
+LEAST_TORCH = (2, 6)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+
+
+def run(args: argparse.Namespace) -> int:
+    found: dict[str, Finding] = {}
+    for name, check in CHECKS.items():
+        found[name] = guarded(check)
+        if not args.json:
+            say(show(name, found[name]))
+    remedies = [f.remedy for f in found.values() if f.state == PROBLEM]
+    say(_json(found, remedies) if args.json else _verdict(remedies))
+    return 1 if remedies else 0
+
+
+def _verdict(remedies: list[str]) -> str:
+    if not remedies:
+        return "\nready"
+    return "\n".join(["\nnot ready. What to do:", *show_remedies(remedies)])
+
+
+def _json(found: dict[str, Finding], remedies: list[str]) -> str:
+    checks = {
+        name: {"state": f.state, "text": "\n".join(f.lines), "remedy": f.remedy, **f.details}
+        for name, f in found.items()
+    }
+    return json.dumps({"ready": not remedies, "what_to_do": remedies, "checks": checks}, indent=1)
+
+
+def check_installation() -> Finding:
+    details = {
+        "zcomm": zcomm.__version__,
+        "folder": str(Path(zcomm.__file__).parent),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+    }
+    text = "{zcomm}, Python {python}, {system}, {libc}".format(**details)
+    return Finding(OK, [text, f"in {details['folder']}"], details=details)
+
+
+def check_torch() -> Finding:
+    version = str(torch.__version__)
+    threads = torch.get_num_threads()
+    details = {"version": version, "threads": threads}
+    text = f"{version}, {threads} thread{'' if threads == 1 else 's'}"
+    if tuple(map(int, version.split(".")[:2])) < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        remedy = f"Install a newer torch: pip install 'torch>={least}'."
+        return Finding(PROBLEM, [f"{text}; expected {least} or later"], remedy, details)
+    return Finding(OK, [text], details=details)
+
+
+def check_backends() -> Finding:
+    there = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+        "ucc": dist.is_ucc_available(),
+    }
+    here, absent = ([name for name in there if there[name] is is_here] for is_here in (True, False))
+    line = f"in this torch: {', '.join(here) or 'none'}; not in it: {', '.join(absent) or 'none'}"
+    if not there["gloo"]:
+        remedy = "Install a torch with gloo, which carries zcomm's bytes: those of PyPI have it."
+        return Finding(PROBLEM, [line], remedy, dict(there))
+    return Finding(
+        OK, [line, "tensors of the CPU go over gloo, those of GPUs over nccl"], "", dict(there)
+    )
+
+
+def check_processor() -> Finding:
+    """The instruction set in use: that of the kernel set that a call without `kernels=` takes.
+
+    A set for GPUs that ZCOMM_KERNELS names is not of this check.
+    """
+    details: dict[str, Any] = {"model": cpu_model(), "cores": os.cpu_count(), "in_use": None}
+    variables = {name: os.environ.get(name) for name in (KERNELS_VARIABLE, ISA_VARIABLE)}
+    if variables[KERNELS_VARIABLE] in kernels.ON_GPUS:
+        del variables[KERNELS_VARIABLE]
+    forced = [f"{name}={value}" for name, value in variables.items() if value]
+    details["forced_by"] = forced
+    lines = [f"{details['model']}, {details['cores']} cores"]
+    try:
+        in_use = kernels.select(torch.device("cpu"), variables.get(KERNELS_VARIABLE) or "cpu").name
+    except (RuntimeError, ValueError) as error:
+        remedy = f"Unset {' and '.join(forced)}." if forced else _REINSTALL
+        return Finding(PROBLEM, [*lines, str(error)], remedy, details)
+    details["in_use"] = in_use
+    isa = in_use.removeprefix("cpu:") if in_use.startswith("cpu:") else "none, plain torch"
+    why = f", because of {' and '.join(forced)}" if forced else ", the fastest here"
+    lines.append(f"instruction set in use: {isa}{why}")
+    return Finding(NOTE if forced else OK, lines, details=details)
+
+
+def check_kernels() -> Finding:
+    sets = zcomm.available_kernels()
+    lines = [f"{name:<12}{'absent: ' + why if why else 'there'}" for name, why in sets.items()]
+    chosen = {kind: kernels.default(kind) for kind in ("cpu", "cuda")}
+    lines.append(f"chosen for CPU tensors: {chosen['cpu']}; for CUDA tensors: {chosen['cuda']}")
+    if torch.xpu.is_available():
+        chosen["xpu"] = kernels.default("xpu")
+        lines[-1] += f"; for Intel's GPUs: {chosen['xpu']}"
+    details = {"absent": {name: why for name, why in sets.items() if why}, "chosen": chosen}
+    if sets["cpu:scalar"]:  # every processor has this one
+        return Finding(PROBLEM, lines, _REINSTALL, details)
+    name = kernels.forced()
+    if name is None:
+        return Finding(OK, lines, details=details)
+    forced = f"{KERNELS_VARIABLE}={name}"
+    takes = (
+        " or ".join(kernels.ON_GPUS.get(name, ("cpu",))) if name != "reference" else "any device"
+    )
+    lines.append(f"but {forced} names {name}, for tensors on {takes}")
+    if name in sets and not sets[name]:
+        return Finding(NOTE, lines, details=details)
+    lines[-1] = f"but {forced} names " + (f"{name}, which is absent" if name in sets else "no set")
+    return Finding(PROBLEM, lines, f"Unset {forced}: calls that name no set fail.", details)
+
+
+_REINSTALL = (
+    "Install zcomm anew, for this Python: pip install --force-reinstall --no-deps zcomm; from a "
+    "source tree with a C++17 compiler: pip install ."
+)
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "zcomm": check_installation,
+    "torch": check_torch,
+    "backends": check_backends,
+    "processor": check_processor,
+    "kernels": check_kernels,
+    "cuda": gpu_tools.check,
+    "network": interfaces.check,
+    "vectors": self_test.check_vectors,
+    "two ranks": self_test.check_ranks,
+}

@@ -1,0 +1,179 @@
+"""The self-tests of `zcomm doctor`: the test vectors on every kernel set, and two real ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import zcomm
+from zcomm.conformance import vectors
+from zcomm.kernels import KERNELS_VARIABLE, ON_GPUS, forced
+from zcomm.launch.interfaces import LOOPBACK, gloo_choice, list_interfaces
+from zcomm.launch.ranks import World
+from zcomm.report.finding import OK, PROBLEM, Finding, reason
+
+STEPS = 3
+NUMEL = 1 << 16
+# |got - exact mean| / |exact mean| of Gaussian values after both hops of an all_reduce on 2 ranks:
+# 0, 0.009 and 0.13 are usual. With `none` both add the same two numbers.
+ERROR_LIMITS = {"none": 0.0, "int8": 0.03, "lm4": 0.2}
+_WORTHLESS = 1e9
+# A start on a busy machine with a cold disk takes long.
+TIMEOUT_S = 120.0
+_ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
+
+
+def check_vectors() -> Finding:
+    """Byte for byte: wires, residuals and decoded values."""
+    whole = vectors.load()
+    here = [name for name, missing in zcomm.available_kernels().items() if not missing]
+    sets = [name for name in here if name != "cpu"]  # another name for one of the others
+    wrong = {name: vectors.differences(whole, name, _device_of(name)) for name in sets}
+    details = {"vectors": len(whole["vectors"]), "kernels": wrong}
+    if any(wrong.values()):
+        lines = [
+            f"{name}: expected the checked-in bytes, got others for {found[0]} "
+            f"({len(found)} of {len(whole['vectors'])})"
+            for name, found in wrong.items()
+            if found
+        ]
+        remedy = (
+            "Do not train with this build: its bytes are wrong. Reinstall zcomm; if that does not "
+            "help, report the processor and this output."
+        )
+        return Finding(PROBLEM, lines, remedy, details)
+    text = f"{len(whole['vectors'])} test vectors, byte for byte, on {', '.join(sets)}"
+    return Finding(OK, [text], details=details)
+
+
+def _device_of(kernels: str) -> torch.device:
+    types = ON_GPUS.get(kernels, ("cpu",))
+    return torch.device(types[0] if len(types) == 1 or torch.cuda.is_available() else types[-1])
+
+
+def check_ranks() -> Finding:
+    """Over the interface that gloo would use; if that fails, over loopback as well."""
+    interface = gloo_choice(list_interfaces()).interface or LOOPBACK
+    failed, results = _run(interface)
+    details: dict[str, Any] = {"interface": interface, "error": failed, "ranks": results}
+    if not failed:
+        return judged(results, interface, details)
+    lines = [f"2 ranks over {interface} failed: {first_error(failed)}", "The whole error: --json"]
+    remedy = "Read the whole error: zcomm doctor --json."
+    if interface != LOOPBACK:
+        works = not _run(LOOPBACK)[0]
+        details["works_over_loopback"] = works
+        lines.append(f"Over {LOOPBACK} they {'work' if works else 'fail too'}.")
+        if works:
+            remedy = (
+                f"Let ranks of this machine connect to each other over {interface} (a firewall?), "
+                "or set GLOO_SOCKET_IFNAME to another interface."
+            )
+    return Finding(PROBLEM, lines, remedy, details)
+
+
+def _run(interface: str) -> tuple[str, list[Any]]:
+    """The error, whole, or "", and what each rank found."""
+    env = {"GLOO_SOCKET_IFNAME": interface}
+    if forced() in ON_GPUS:
+        env[KERNELS_VARIABLE] = ""  # the ranks have CPU tensors
+    with captured_output() as output:
+        try:
+            with World(2, group_timeout_s=TIMEOUT_S / 2, env=env) as world:
+                return "", world.run(try_zcomm, timeout_s=TIMEOUT_S)
+        except (AssertionError, OSError) as error:  # ranks.py: what happened on each rank
+            output.seek(0)
+            return f"{error}\n{output.read()}".strip() or repr(error), []
+
+
+def first_error(error: str) -> str:
+    found = _ERROR_LINE.search(error)
+    return reason(found[0] if found else error)
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[IO[str]]:
+    """What this process and its children write, native code too: gloo says that it connects."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        saved = [os.dup(fd) for fd in (1, 2)]
+        try:
+            for fd in (1, 2):
+                os.dup2(output.fileno(), fd)
+            yield output
+        finally:
+            for fd, copy in zip((1, 2), saved, strict=True):
+                os.dup2(copy, fd)
+                os.close(copy)
+
+
+def try_zcomm(rank: int, world_size: int) -> dict[str, Any]:
+    """Runs on each rank: a small DDP model with lm4, then each collective against gloo's own."""
+    torch.manual_seed(rank)  # DDP makes the replicas equal, the data stays different
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
+    handle = zcomm.compress(ddp, codec="lm4")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        x = torch.randn(32, 64)
+        loss = nn.functional.cross_entropy(ddp(x), x[:, :10].argmax(1))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    handle.close()
+    replica = torch.cat([p.detach().flatten() for p in ddp.parameters()])
+    return {
+        "replica": _sha256(replica),
+        "finite": bool(replica.isfinite().all()),
+        "errors": {spec: _all_reduce_error(spec, world_size) for spec in ERROR_LIMITS},
+    }
+
+
+def _all_reduce_error(spec: str, world_size: int) -> float:
+    got = torch.randn(NUMEL)
+    exact = got.clone()
+    zcomm.all_reduce(got, codec=spec)
+    dist.all_reduce(exact)
+    exact /= world_size
+    return _finite(float((got - exact).norm() / exact.norm()))
+
+
+def _finite(error: float) -> float:
+    """NaN is worse than any number, and JSON has none."""
+    return error if error < _WORTHLESS else _WORTHLESS
+
+
+def _sha256(t: Tensor) -> str:
+    return hashlib.sha256(bytes(t.contiguous().view(torch.uint8).tolist())).hexdigest()
+
+
+def judged(results: list[Any], interface: str, details: dict[str, Any]) -> Finding:
+    lines = []
+    if len({found["replica"] for found in results}) > 1:
+        lines.append(f"expected identical replicas after {STEPS} steps of DDP with lm4, got others")
+    if not all(found["finite"] for found in results):
+        lines.append(f"expected finite parameters after {STEPS} steps of DDP with lm4, got others")
+    worst = {spec: max(found["errors"][spec] for found in results) for spec in ERROR_LIMITS}
+    for spec, limit in ERROR_LIMITS.items():
+        if worst[spec] > limit:
+            lines.append(
+                f"all_reduce with {spec}: expected an error of at most {limit:g}, got "
+                f"{worst[spec]:.3g}"
+            )
+    if lines:
+        remedy = "Do not train with this build: its results are wrong. Reinstall torch and zcomm."
+        return Finding(PROBLEM, lines, remedy, details)
+    errors = ", ".join(f"{spec} {error:.2g}" for spec, error in worst.items())
+    trained = f"DDP with lm4 over {interface}: replicas identical after {STEPS} steps"
+    return Finding(OK, [trained, f"all_reduce against gloo's own, error: {errors}"], "", details)

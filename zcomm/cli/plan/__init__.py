@@ -1,0 +1,1 @@
+"""`zcomm plan`: memory and time of a training run before it starts."""

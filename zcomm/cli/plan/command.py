@@ -1,0 +1,246 @@
+"""Memory per rank and time per step of a training run, before it is started.
+
+    zcomm plan --params 7e9 --world 64 --hosts 8 --net 10gbit \\
+               --optimizer adamw --dtype bf16 --step-time 0.8 --memory 80G
+
+Compares DDP with ZeRO stage 1, for every codec, and marks the row to start
+with. Memory is computed with the functions that a run uses. Time is a model,
+whose numbers `zcomm bench --fit` finds on your own machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zcomm
+from zcomm.base import arguments
+from zcomm.cli.bench.collective_tasks import OWN
+from zcomm.cli.bench.command import checked_codecs
+from zcomm.cli.bench.output import expect_writable, wrapped
+from zcomm.cli.plan.rows import PlanRow, recommended, rows_for
+from zcomm.planning import cost, default_profile
+from zcomm.planning.cost import Cluster, Profile
+from zcomm.planning.step_cost import Training
+from zcomm.report.table import whole
+from zcomm.report.units import (
+    UsageError,
+    parse_count,
+    parse_rate,
+    parse_size,
+    show_bytes,
+    show_seconds,
+)
+
+HELP = "memory per rank and time per step, for every stage and codec"
+CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
+DTYPES = ("fp32", "bf16", "fp16")
+STEP_S = 1.0
+MARK = "*"
+MEMORY = ("parameters", "gradients", "optimizer", "masters", "residuals", "buffers", "peak")
+MEMORY_HEADINGS = ("param", "grad", "optim", "master", "resid", "buffer", "peak")
+SHARED_LINK = (
+    "The {} ranks of a host share its link. zcomm has no hop inside a host yet: each of them sends "
+    "to every rank elsewhere by itself, where the backend's ring passes a host only once."
+)
+TIME_HEADINGS = ("sent", "compute", "hidden", "exposed", "step", "speed")
+
+
+class Asked(NamedTuple):
+    """The checked arguments."""
+
+    numel: int
+    dtype: str
+    optimizer: str
+    training: Training
+    cluster: Cluster
+    codecs: list[str]
+    memory: int | None
+    hosts: int
+    net: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--params", required=True, metavar="N", help="parameters of the model: 7e9, 350M")
+    add("--world", type=int, required=True, metavar="W", help="ranks")
+    add("--hosts", type=int, metavar="H", help="hosts (as many as ranks)")
+    add("--net", default="10gbit", metavar="RATE", help="link of each host (10gbit)")
+    add("--optimizer", default="adamw", metavar="NAME", help="of torch.optim (adamw)")
+    add("--dtype", default="fp32", metavar="TYPE", help="of parameters: fp32, bf16, fp16 (fp32)")
+    add("--step-time", type=float, metavar="S", help="seconds that a step computes (assumes 1)")
+    add("--backward-share", type=float, default=0.67, metavar="P", help="of that, backward (0.67)")
+    add(
+        "--memory", metavar="SIZE", help="that a rank has, such as 80G: rows that need more are out"
+    )
+    add("--cores", type=int, metavar="N", help="of a host (the profile's; else one per rank)")
+    add("--spare-cores", action="store_true", help="computing leaves the cores alone, as on a GPU")
+    add("--codecs", nargs="+", default=list(CODECS), metavar="C", help="to compare (all)")
+    add("--profile", type=Path, metavar="FILE", help="from `zcomm bench --fit FILE`")
+    add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    profile = cost.load(args.profile) if args.profile else default_profile.profile()
+    asked = checked(args, profile)
+    if args.json:
+        expect_writable(args.json)
+    try:
+        rows = rows_for(
+            profile, asked.training, asked.cluster, asked.codecs, asked.dtype, planned(asked)
+        )
+    except (ValueError, TypeError) as error:  # zcomm.plan's own sentences
+        raise UsageError(str(error)) from error
+    best, reason = recommended(rows, asked.memory)
+    print(preface(args, asked, profile))
+    print_tables(rows, best)
+    print("\n" + wrapped(reason))
+    if asked.cluster.ranks_per_link > 1:
+        print(wrapped(SHARED_LINK.format(asked.cluster.ranks_per_link)))
+    if args.json:
+        written = values(args, asked, profile, rows, best, reason)
+        args.json.write_text(json.dumps(written, indent=2) + "\n")
+        print(f"wrote {args.json}")
+    return 0 if best is not None else 1
+
+
+def planned(asked: Asked) -> Any:
+    """zcomm.plan for these parameters; rank 0 is one of those that own most."""
+
+    def plan(**options: Any) -> zcomm.MemoryPlan:
+        world_size = asked.cluster.world_size
+        return zcomm.plan(
+            asked.numel,
+            world_size,
+            optimizer=asked.optimizer,
+            dtype=asked.dtype,
+            rank=0,
+            **options,
+        )
+
+    return plan
+
+
+def checked(args: argparse.Namespace, profile: Profile) -> Asked:
+    hosts = args.hosts or args.world
+    if args.world < 1 or hosts < 1 or args.world % hosts:
+        raise UsageError(
+            f"expected --world as a multiple of --hosts, got {args.world} ranks on {hosts} hosts"
+        )
+    if args.dtype not in DTYPES:
+        raise UsageError(f"--dtype: expected one of {', '.join(DTYPES)}, got {args.dtype!r}")
+    step_s = STEP_S if args.step_time is None else args.step_time
+    if not 0 < step_s < float("inf"):
+        raise UsageError(f"expected --step-time above 0, in seconds, got {step_s}")
+    if not 0 < args.backward_share < 1:
+        raise UsageError(f"expected --backward-share between 0 and 1, got {args.backward_share}")
+    per_host = args.world // hosts
+    cores = args.cores or (profile.cores if args.profile else per_host)
+    if cores < 1:
+        raise UsageError(f"expected --cores of 1 or more, got {cores}")
+    numel = parse_count(args.params)
+    bytes_per_s = parse_rate(args.net) / 8 * profile.efficiency
+    itemsize = arguments.dtype_of(args.dtype, "dtype").itemsize
+    training = Training(numel, itemsize, step_s, args.backward_share, not args.spare_cores)
+    return Asked(
+        numel,
+        args.dtype,
+        args.optimizer,
+        training,
+        Cluster(args.world, per_host, per_host, cores, bytes_per_s),
+        checked_codecs(args.codecs),
+        parse_size(args.memory) if args.memory else None,
+        hosts,
+        args.net,
+    )
+
+
+def preface(args: argparse.Namespace, asked: Asked, profile: Profile) -> str:
+    cluster, training = asked.cluster, asked.training
+    assumed = " (assumed: give --step-time)" if args.step_time is None else ""
+    what = (
+        f"{asked.numel:,} parameters in {asked.dtype}, {asked.optimizer}, {cluster.world_size} "
+        f"ranks on {asked.hosts} hosts ({asked.net}, cores: {cluster.cores} each); a step "
+        f"computes for {show_seconds(training.step_s)}{assumed}, "
+        f"{training.backward_share:.0%} of it backward."
+    )
+    if args.profile:
+        origin = f"{args.profile}, fitted on {where(profile)}"
+    else:
+        origin = (
+            f"built in, fitted on {where(profile)}. Yours may be quite different: "
+            "`zcomm bench --fit profile.json`, then `--profile profile.json`"
+        )
+    model = f"Times are from a model, not measured. Its profile: {origin}."
+    return "\n".join(wrapped(text) for text in (what, model))
+
+
+def where(profile: Profile) -> str:
+    about = profile.about
+    return f"{about['cpu']} ({about['isa']}), {about['ranks']} ranks, {about['link']}"
+
+
+def print_tables(rows: list[PlanRow], best: PlanRow | None) -> None:
+    names = [f"{MARK if row is best else ' '} {row.name}" for row in rows]
+    memory = [[name, *memory_cells(row)] for name, row in zip(names, rows)]
+    print("\nMemory per rank, without activations")
+    print(whole(("  way", *MEMORY_HEADINGS), memory))
+    first = rows[0].time.step_s
+    times = [[name, *time_cells(row, first)] for name, row in zip(names, rows)]
+    print("\nTime per step, by the model; sent: bytes per rank; speed: against DDP alone")
+    print(whole(("  way", *TIME_HEADINGS), times))
+
+
+def memory_cells(row: PlanRow) -> list[str]:
+    return [short_bytes(getattr(row.memory, name)) for name in MEMORY]
+
+
+def short_bytes(nbytes: int) -> str:
+    return show_bytes(nbytes).replace(" ", "").removesuffix("B") if nbytes else "–"
+
+
+def time_cells(row: PlanRow, first_s: float) -> list[str]:
+    time = row.time
+    seconds = (time.compute_s, time.hidden_s, time.exposed_s, time.step_s)
+    return [show_bytes(row.sent), *map(show_seconds, seconds), f"{first_s / time.step_s:.2f}×"]
+
+
+def values(
+    args: argparse.Namespace,
+    asked: Asked,
+    profile: Profile,
+    rows: list[PlanRow],
+    best: PlanRow | None,
+    reason: str,
+) -> dict[str, Any]:
+    return {
+        "is": "a model, not a measurement",
+        "profile": {"origin": str(args.profile or "built in"), "about": profile.about},
+        "parameters": asked.numel,
+        "dtype": asked.dtype,
+        "optimizer": asked.optimizer,
+        "hosts": asked.hosts,
+        "cluster": asked.cluster._asdict(),
+        "training": asked.training._asdict(),
+        "memory_bytes": asked.memory,
+        "rows": [row_values(row) for row in rows],
+        "recommended": best.name if best else None,
+        "reason": reason,
+    }
+
+
+def row_values(row: PlanRow) -> dict[str, Any]:
+    codec = None if row.way.codec == OWN else row.way.codec
+    memory = asdict(row.memory) | {"total": row.memory.total, "peak": row.memory.peak}
+    return {
+        "name": row.name,
+        "stage": row.way.stage,
+        "codec": codec,
+        "gather_codec": row.way.gather_codec,
+        "memory_bytes": memory,
+        "sent_bytes": round(row.sent),
+        "time_s": row.time._asdict() | {"step_s": row.time.step_s},
+    }

@@ -1,0 +1,214 @@
+"""Residuals: the tensors that keep what a layout's segments left out, and their addresses."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zcomm.base import arguments, cupy_arrays
+from zcomm.kernels.base import LayoutSegment
+from zcomm.kernels.memory import upload
+
+# The first byte, the one after the last, and the segment.
+Span = tuple[int, int, int]
+
+
+class ResidualLayout(Protocol):
+    """What residuals need of a layout, which lies above."""
+
+    @property
+    def segments(self) -> Sequence[LayoutSegment]: ...
+    @property
+    def span(self) -> int: ...
+
+
+class Residuals:
+    """One residual per segment of a layout, all of one dtype: fp32, bf16 or int8.
+
+    `tensors` is a sequence with a tensor for each segment (None: it has no residual), or, for fp32
+    and bf16, one flat tensor that the segments' offsets refer to. `outputs`, of the same form,
+    receives the new residuals; without it they overwrite `tensors`. The addresses are taken here,
+    once: a tensor must not be resized afterwards. CuPy arrays are as good as tensors. A deep copy,
+    and what comes out of a pickle, has tensors of its own.
+    """
+
+    def __init__(
+        self,
+        layout: ResidualLayout,
+        tensors: Tensor | Sequence[Tensor | None],
+        outputs: Tensor | Sequence[Tensor | None] | None = None,
+    ) -> None:
+        if not hasattr(layout, "segments"):
+            raise TypeError(f"Residuals: expected a Layout, got {arguments.describe(layout)}")
+        self.layout = layout
+        if cupy_arrays.has_arrays(tensors):
+            tensors, outputs = cupy_arrays.shared_residuals(tensors, outputs)
+        self.inputs = self.outputs = _per_segment(layout, tensors, "residuals")
+        first = next((t for t in self.inputs if t is not None), torch.empty(0))
+        self.dtype, self.device = first.dtype, first.device
+        self._given = tensors, outputs
+        self._in_table, spans = self._checked_memory(self.inputs, "residual")
+        # Where the native code finds the table of addresses: of the residuals, of the new ones.
+        self.in_addresses = self.out_addresses = self._in_table.buffer_info()[0]
+        if outputs is not None:
+            self.outputs = _per_segment(layout, outputs, "outputs")
+            _expect_same_gaps(self.inputs, self.outputs)
+            self._out_table, more = self._checked_memory(self.outputs, "output")
+            self.out_addresses = self._out_table.buffer_info()[0]
+            spans += more
+        self._spans = _disjoint(spans) if len(spans) > 1 else spans
+        self._address_bits: int | None = None
+        self._device_tables: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def address_bits(self) -> int:
+        """The bits that are set in any of the addresses: how well they are aligned."""
+        if self._address_bits is None:
+            self._address_bits = reduce(or_, (start for start, _, _ in self._spans), 0)
+        return self._address_bits
+
+    def addresses_on(self, device: torch.device) -> tuple[int, int]:
+        """Where copies of the tables lie in the device's memory; uploaded at the first call."""
+        if self._device_tables is None:
+            first = upload(torch.tensor(list(self._in_table), dtype=torch.int64), device)
+            second = first
+            if self.outputs is not self.inputs:
+                second = upload(torch.tensor(list(self._out_table), dtype=torch.int64), device)
+            self._device_tables = first, second
+        first, second = self._device_tables
+        return first.data_ptr(), second.data_ptr()
+
+    def check(self, layout: ResidualLayout, device: torch.device) -> None:
+        """Refuses a layout that these residuals were not made for, or another device."""
+        if self.layout is not layout:
+            if self.layout != layout:
+                raise ValueError(
+                    f"expected residuals of this layout, {layout!r}, got those of {self.layout!r}; "
+                    "use Residuals(layout, ...)"
+                )
+            self.layout = layout  # an equal one: the next call need not compare them
+        if self.device != device and self.inputs:
+            raise ValueError(f"expected residuals on {device}, got {self.device}; move them there")
+
+    def expect_apart(self, what: str, start: int, end: int) -> None:
+        """Refuses memory from `start` to `end` that overlaps with a residual."""
+        spans = self._spans
+        if spans and start < spans[-1][1] and spans[0][0] < end:
+            # Spans are sorted and disjoint, so only the two around `start` need a look.
+            at = bisect_left(spans, (start, 0, 0))
+            near = spans[max(at - 1, 0) : at + 1]
+            if any(first < end and start < last for first, last, _ in near):
+                raise arguments.overlap(what, "the residuals")
+
+    def __repr__(self) -> str:
+        nbytes = sum(end - start for start, end, _ in self._spans)
+        return f"<Residuals: {len(self.inputs)} segments, {self.dtype}, {nbytes} bytes>"
+
+    def __reduce__(self) -> tuple[type[Residuals], tuple[object, ...]]:
+        # A flat tensor goes as it is: its slices would each be copied with all of its memory.
+        tensors, outputs = self._given
+        inputs = tensors if isinstance(tensors, Tensor) else self.inputs
+        others = outputs if outputs is None or isinstance(outputs, Tensor) else self.outputs
+        return Residuals, (self.layout, inputs, others)
+
+    def _checked_memory(
+        self, tensors: Sequence[Tensor | None], what: str
+    ) -> tuple[array[int], list[Span]]:
+        """The address and the span of each tensor; refuses one that does not fit its segment."""
+        table, spans = array("q"), []
+        dtype, device = self.dtype, self.device
+        known = dtype in arguments.RESIDUAL_DTYPES
+        for i, (segment, t) in enumerate(zip(self.layout.segments, tensors)):
+            if t is None:
+                table.append(0)
+                continue
+            numel = segment.numel
+            if dtype is torch.int8:
+                numel = segment.codec.residual_numel(numel, dtype)
+            if (
+                not known
+                or t.dtype is not dtype
+                or t.dim() != 1
+                or t.numel() != numel
+                or not t.is_contiguous()
+                or t.device != device
+            ):
+                raise self._misfit(segment, t, numel, f"{what} {i}")
+            start = t.data_ptr()
+            table.append(start)
+            if numel:
+                spans.append((start or arguments.address(t, f"{what} {i}"), start + t.nbytes, i))
+        return table, spans
+
+    def _misfit(self, segment: LayoutSegment, t: Tensor, numel: int, what: str) -> ValueError:
+        known = self.dtype in arguments.RESIDUAL_DTYPES
+        dtypes = (self.dtype,) if known else arguments.RESIDUAL_DTYPES
+        if t.dtype not in dtypes:
+            expected, got = f"dtype {arguments.dtype_names(dtypes)}", str(t.dtype)
+        elif t.device != self.device:
+            expected, got = f"device {self.device}", str(t.device)
+        elif t.dim() != 1 or t.numel() != numel:
+            kind = f"{segment.numel} elements of {segment.codec.spec} as {t.dtype}"
+            expected, got = f"shape ({numel},) for {kind}", str(tuple(t.shape))
+        else:
+            expected, got = "contiguous memory", f"stride {t.stride()}"
+        return ValueError(f"{what}: expected {expected}, got {got}; see Codec.new_residual")
+
+
+def _disjoint(spans: list[Span]) -> list[Span]:
+    """The spans, sorted; refuses an overlap. A segment's input may be its own output."""
+    distinct = sorted(set(spans))
+    for (_, end, i), (start, _, j) in zip(distinct, distinct[1:]):
+        if start < end:
+            raise arguments.overlap(f"the residual of segment {i}", f"that of segment {j}")
+    return distinct
+
+
+def _expect_same_gaps(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+    for i, (one, other) in enumerate(zip(inputs, outputs)):
+        if (one is None) != (other is None):
+            raise ValueError(
+                f"outputs: expected a tensor where the residual of segment {i} is one and None "
+                f"where it is None, got {arguments.describe(other)}"
+            )
+
+
+def _per_segment(
+    layout: ResidualLayout, tensors: Tensor | Sequence[Tensor | None], what: str
+) -> tuple[Tensor | None, ...]:
+    if isinstance(tensors, Tensor):
+        return _slices(layout, tensors, what)
+    if not isinstance(tensors, (list, tuple, Sequence)):
+        got = arguments.describe(tensors)
+        raise TypeError(f"{what}: expected a list of tensors or a flat tensor, got {got}")
+    if len(tensors) != len(layout.segments):
+        raise ValueError(
+            f"{what}: expected {len(layout.segments)} tensors, one per segment, got {len(tensors)}"
+        )
+    for t in tensors:
+        if t is not None:
+            arguments.expect_tensor(t, what)
+    return tuple(tensors)
+
+
+def _slices(layout: ResidualLayout, flat: Tensor, what: str) -> tuple[Tensor, ...]:
+    arguments.expect_tensor(flat, what)
+    if flat.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"{what}: expected a flat tensor of torch.float32 or torch.bfloat16, got {flat.dtype}; "
+            "torch.int8 needs one tensor per segment"
+        )
+    if flat.dim() != 1 or not flat.is_contiguous() or flat.numel() < layout.span:
+        raise ValueError(
+            f"{what}: expected a contiguous 1-D tensor of {layout.span} elements, got shape "
+            f"{tuple(flat.shape)} with strides {flat.stride()}"
+        )
+    detached = flat.detach()
+    return tuple(detached[s.offset : s.offset + s.numel] for s in layout.segments)

@@ -1,0 +1,63 @@
+"""ScatteredLayout: a layout whose segments are tensors of their own, wherever they lie in memory.
+
+A segment's offset is its distance from the lowest address among them: kernels add it to that
+address, as they do in a flat tensor. Nothing between the segments is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from zcomm import kernels as kernel_sets
+from zcomm.codecs.layout import Layout
+from zcomm.kernels.base import SegmentCodec
+from zcomm.wire.segments import Segment
+
+
+class ScatteredLayout:
+    """Segments (codec, peer), and the flat fp32 tensor of each, whose address is taken here."""
+
+    def __init__(
+        self, segments: Sequence[tuple[SegmentCodec, int]], tensors: Sequence[Tensor], peers: int
+    ) -> None:
+        for t in tensors:
+            assert t.dtype is torch.float32
+            assert t.dim() == 1
+            assert t.is_contiguous()
+        base = min((t.data_ptr() for t in tensors if t.numel()), default=0)
+        offsets = [(t.data_ptr() - base) // 4 if t.numel() else 0 for t in tensors]
+        self.layout = Layout(
+            [Segment(c, t.numel(), o, p) for (c, p), t, o in zip(segments, tensors, offsets)], peers
+        )
+        device = tensors[0].device if tensors else torch.device("cpu")
+        self._memory = _Memory(base, dict(zip(offsets, tensors)), device)
+
+    def encode(self, out: Tensor, *, verify: bool, threads: int | None) -> None:
+        """Overwrites `out`, of this layout's size, with the wire."""
+        kernel_set = kernel_sets.select(out.device, None)
+        kernel_set.encode(self.layout, self._memory, None, out, 1.0, verify, threads)
+
+    def decode(
+        self, wire: Tensor, *, verify: bool, threads: int | None, faults: Tensor | None = None
+    ) -> None:
+        """Overwrites the tensors."""
+        kernel_set = kernel_sets.select(wire.device, None)
+        kernel_set.decode_sum(self.layout, [wire], self._memory, verify, threads, faults=faults)
+
+
+class _Memory:
+    """What kernels need of a flat tensor: its address, or its slices."""
+
+    dtype = torch.float32
+
+    def __init__(self, base: int, tensors: dict[int, Tensor], device: torch.device) -> None:
+        self._base, self._tensors, self.device = base, tensors, device
+
+    def data_ptr(self) -> int:
+        return self._base
+
+    def __getitem__(self, part: slice) -> Tensor:
+        return self._tensors[part.start]

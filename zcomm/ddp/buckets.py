@@ -1,0 +1,158 @@
+"""Buckets: how each one travels. Codecs, owners and residuals belong to parameters, not to buckets;
+a plan is what they amount to for one bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from zcomm.base import arguments
+from zcomm.ddp.parameters import device_of, items_of
+from zcomm.sharding.chunks import Chunk, Item, make_chunks
+from zcomm.sharding.feedback import ChunkFeedback, Feedback, Mode
+from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.settings import PLAIN, Settings
+
+
+class Sink(Protocol):
+    """Keeps the gradients of the parameters in `names` with their owners: no second hop."""
+
+    @property
+    def names(self) -> Container[str]: ...
+
+    def positions(self, dtype: torch.dtype) -> Mapping[str, int]:
+        """Where this rank's run of each parameter lies in target()."""
+        ...
+
+    def target(self, dtype: torch.dtype) -> Tensor: ...
+
+    def take(self, names: Sequence[str]) -> bool:
+        """A bucket with these parameters is on its way; True: its sums are to be added."""
+        ...
+
+    def sums(self) -> Sequence[Tensor]:
+        """All targets."""
+        ...
+
+    def end_backward(self) -> None:
+        """All gradients are in place, and DDP is done."""
+        ...
+
+
+@dataclass
+class Part:
+    """Parameters of a bucket that go the same way, and their residuals for each side."""
+
+    items: list[Item]
+    chunks: tuple[Chunk, ...]
+    feedback: list[list[ChunkFeedback]] | None
+    places: list[Any] | None  # with a sink
+    name: str
+
+
+class Buckets:
+    """The plans of one model's buckets, made when a bucket is first seen."""
+
+    def __init__(
+        self,
+        named: Mapping[str, Tensor],
+        settings: Settings,
+        rank: int,
+        world_size: int,
+        double_buffered: bool,
+        hosts: Hosts | None,
+    ) -> None:
+        self.named, self.settings = named, settings
+        self.rank, self.world_size = rank, world_size
+        self.two_hops = settings.two_hops(hosts)
+        self.items = items_of(named, settings, world_size)
+        self.feedback = Feedback(dtype=settings.residual_storage)
+        self.feedback.hosts = hosts
+        self.feedback.double_buffered = double_buffered
+        self.device = self.feedback.device = device_of(named)
+        self.sink: Sink | None = None
+        self._names = {id(p): name for name, p in named.items()}
+        self._plans: dict[tuple[int, ...], list[Part]] = {}
+        self._used: set[tuple[int, ...]] = set()
+
+    def parts(self, bucket: Any, buffer: Tensor, step: int) -> list[Part]:
+        """What of the bucket goes to all ranks, and what to the sink."""
+        warming_up = step < self.settings.start_step
+        key = (warming_up, *map(id, bucket.parameters()))
+        self._used.add(key)
+        if key not in self._plans:
+            self._plans[key] = self._make_parts(bucket, buffer, warming_up)
+        return self._plans[key]
+
+    def sunk_names(self, bucket: Any) -> list[str]:
+        """The parameters of a bucket that go to the sink."""
+        names = map(self._name, bucket.parameters())
+        return [name for name in names if self.sink is not None and name in self.sink.names]
+
+    def end_step(self) -> None:
+        """Buckets that were not used in this step belong to the time before DDP's rebuild."""
+        self._plans = {key: plan for key, plan in self._plans.items() if key in self._used}
+        self._used.clear()
+
+    def forget(self) -> None:
+        """The next buckets are planned anew: the sink has changed."""
+        self._plans.clear()
+
+    def chunk_count(self) -> int:
+        return sum(len(part.chunks) for parts in self._plans.values() for part in parts)
+
+    def hold_all(self) -> None:
+        """Residuals of every parameter, also of those that no bucket has brought yet."""
+        for item in self.items.values():
+            if self._mode(item) and self.named[item.key].dtype is not torch.float64:
+                self.feedback.hold([item], self.rank, gather=not self._goes_to_sink(item))
+
+    def _make_parts(self, bucket: Any, buffer: Tensor, warming_up: bool) -> list[Part]:
+        shared: list[Item] = []
+        sunk: list[Item] = []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
+            # Where it lies in memory, whatever order DDP has put it in.
+            offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
+            item = self.items[self._name(parameter)]._replace(offset=offset)
+            if warming_up or buffer.dtype is torch.float64:
+                item = item._replace(codec=PLAIN)
+            (sunk if self._goes_to_sink(item) else shared).append(item)
+        ways = ((shared, None), (sunk, self.sink))
+        return [self._make_part(items, buffer.dtype, sink) for items, sink in ways if items]
+
+    def _make_part(self, items: list[Item], dtype: torch.dtype, sink: Sink | None) -> Part:
+        raw = dtype is torch.float64
+        size = self.settings.chunk_size(self.world_size)
+        chunks = make_chunks(items, self.rank, self.world_size, size, raw, self.two_hops)
+        bound = None
+        if not raw and self.world_size > 1 and any(self._mode(item) for item in items):
+            bound = self.feedback.bind(chunks, self.rank, self._mode, gather=sink is None)
+        places = None
+        if sink is not None:
+            positions = sink.positions(dtype)
+            places = [chunk.placed(positions) for chunk in chunks]
+        specs = ", ".join(sorted({item.codec.spec for item in items}))
+        numel = sum(item.numel for item in items)
+        name = f"{len(items)} parameters, {numel} {dtype} elements as {specs}"
+        return Part(items, chunks, bound, places, name)
+
+    def _goes_to_sink(self, item: Item) -> bool:
+        return self.sink is not None and item.key in self.sink.names
+
+    def _name(self, parameter: Tensor) -> str:
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise ValueError(
+                f"bucket: expected parameters that had requires_grad when the hook met the model, "
+                f"got another one, {arguments.describe(parameter)}; freeze parameters before "
+                "wrapping the model, and use one HookState for one model"
+            )
+        return name
+
+    def _mode(self, item: Item) -> Mode:
+        return self.settings.mode(item.codec)

@@ -1,0 +1,337 @@
+"""The compressor: the gradients of one DDP model, bucket by bucket, step by step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from zcomm.base import arguments
+from zcomm.ddp.buckets import Buckets, Part, Sink
+from zcomm.ddp.finite import DeviceFinite, Finite, HostFinite
+from zcomm.ddp.loss_scale import LossScale
+from zcomm.ddp.observers import Observers
+from zcomm.ddp.parameters import device_of, items_of, trainable
+from zcomm.engine.choice import make_engine
+from zcomm.engine.counters import Counters, Range
+from zcomm.engine.job import Job
+from zcomm.engine.job_thread import JobThread
+from zcomm.engine.stats import Stats
+from zcomm.engine.streams import streams_of
+from zcomm.sharding.chunks import Item, make_chunks
+from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.owners import even_bounds
+from zcomm.sharding.settings import PLAIN, Settings
+from zcomm.torch_private.autograd import at_end_of_backward
+from zcomm.transport.channels import expect_sender, group_timeout_s, member_of
+from zcomm.transport.handshake import meet
+
+
+class Compressor:
+    """The compressed all-reduce of one DDP model's gradients; with a sink, reduce-scatter.
+
+    `compared` is what else must be the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        settings: Settings,
+        scaler: Any,
+        compared: Mapping[str, str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._scaler = scaler
+        self.ddp = weakref.ref(ddp)
+        self.group = ddp.process_group
+        self.rank, self.world_size = member_of(self.group, "zcomm")
+        named = trainable(ddp)
+        self.device = device_of(named)
+        self.streams = streams_of(self.device)
+        name, hosts = self._meet(named, compared or {})
+        self.buckets = Buckets(
+            named, settings, self.rank, self.world_size, scaler is not None, hosts
+        )
+        self.feedback = self.buckets.feedback
+        if self.streams is not None:
+            self.feedback.keep = self.streams.keep
+        self.observers = Observers()
+        self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
+        self.step = 0
+        self.engine = self._make_engine(name, hosts)
+        self.scale = 1.0
+        self._loss_scale = LossScale(scaler, self.streams, ddp)
+        self._finite: Finite = DeviceFinite(self.streams) if self.streams else HostFinite()
+        self._undecided = False  # whether the last step counts
+        self._exposed_s = 0.0
+        self._jobs: list[Job] = []
+        self._watch_producers()
+
+    def _watch_producers(self) -> None:
+        """Each gradient is behind the stream that its parameter's backward() ran on, which need
+        not be the one that is current when its bucket is full."""
+        if self.streams is not None:
+            for p in self.buckets.named.values():
+                p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self.streams.note
+                )
+
+    def _meet(
+        self, named: Mapping[str, Tensor], compared: Mapping[str, str]
+    ) -> tuple[str, Hosts | None]:
+        """Compares settings with all ranks; a name for the engine, and the hosts of all."""
+        items = items_of(named, self.settings, self.world_size)
+        shapes = {name: (item.numel, item.codec.spec) for name, item in items.items()}
+        mine = {**self.settings.compared(), **compared}
+        mine |= {"scaler": str(self._scaler is not None), "parameters": repr(shapes)}
+        mine |= {"device": self.device.type}
+        if self.world_size > 1:
+            expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
+        return meet(mine, self.settings.hierarchy, self.group, self.rank)
+
+    def _make_engine(self, name: str, hosts: Hosts | None) -> JobThread | None:
+        if self.world_size == 1:
+            return None
+        timeout_s = self.settings.timeout_s or group_timeout_s(self.group, self.device)
+        threads = self.settings.threads
+        engine = make_engine(self.group, name, timeout_s, self.streams, threads, hosts)
+        weakref.finalize(self, engine.stop)
+        return engine
+
+    @property
+    def sink(self) -> Sink | None:
+        return self.buckets.sink
+
+    def reduce(self, bucket: Any) -> Any:
+        """Hands a bucket to the engine; the future holds it when all ranks' mean is in place."""
+        buffer: Tensor = bucket.buffer()
+        arguments.expect_tensor(buffer, "bucket")
+        future: Any = self.streams.future() if self.streams else torch.futures.Future()
+        with Range("zcomm::hook"):
+            if bucket.index() == 0:
+                self._begin_step()
+            self._submit(bucket, buffer, future)
+        if bucket.is_last() and not at_end_of_backward(self._before_ddp_is_done):
+            # A rank that has joined (torch's Join) plays its part outside of backward().
+            self._end_step()
+            self.raise_failure()
+            self.observers.raise_failure()
+        return future
+
+    def _begin_step(self) -> None:
+        self._expect_whole_world()
+        self._settle()
+        self._finite.begin()
+        self._jobs.clear()
+        if self._scaler is not None:
+            self._follow_scale()
+
+    def _submit(self, bucket: Any, buffer: Tensor, future: Any) -> None:
+        # First of all: it drops the local gradients.
+        accumulate = self.sink is not None and self.sink.take(self.buckets.sunk_names(bucket))
+        parts = self.buckets.parts(bucket, buffer, self.step)
+        self.observers.take_bucket(bucket.index(), parts, buffer)
+        left = [part.name for part in parts]
+
+        def finish(error: BaseException | None) -> None:
+            # DDP waits for the future in any case; the error is raised when DDP is done.
+            left.pop()
+            if left or future.done():
+                return
+            if error is None and self._scaler is not None:
+                self._finite.look(buffer)
+            future.set_result(buffer)
+
+        for part in parts:
+            self._jobs.append(self._job(part, bucket.index(), buffer, accumulate, finish))
+            if self.engine is not None:
+                self.engine.submit(self._jobs[-1])
+            else:
+                _keep(self._jobs[-1])
+
+    def _job(self, part: Part, index: int, buffer: Tensor, accumulate: bool, finish: Any) -> Job:
+        sharded = part.places is not None
+        target = buffer
+        if sharded:
+            assert self.sink is not None
+            target = self.sink.target(buffer.dtype)
+        what = f"bucket {index} of step {self.step}"
+        return Job(
+            what,
+            part.chunks,
+            buffer,
+            target,
+            reduce=True,
+            gather=not sharded,
+            prescale=1 / self.world_size,
+            verify=self.settings.verify,
+            feedback=part.feedback[self.feedback.side] if part.feedback else None,
+            places=part.places,
+            accumulate=accumulate and sharded,
+            signature=f"{what}: {part.name}, loss scale {self.scale}",
+            finish=finish,
+        )
+
+    def _before_ddp_is_done(self) -> None:
+        """The end of backward(), before DDP takes the results."""
+        started = perf_counter()
+        with Range("zcomm::exposed"):
+            self._wait()
+        self._exposed_s += perf_counter() - started
+        self._end_step()
+        if self.failed or self.observers.failed or self.sink is not None:
+            # DDP must come to its end first, or it would be broken; then the error is raised.
+            at_end_of_backward(self._after_ddp_is_done)
+
+    def _after_ddp_is_done(self) -> None:
+        if self.sink is not None:
+            self.sink.end_backward()
+        self.raise_failure()
+        self.observers.raise_failure()
+
+    def _wait(self) -> None:
+        """Until the engine has completed all buckets, or failed."""
+        for job in self._jobs:
+            job.wait()
+
+    def _end_step(self) -> None:
+        self._wait()
+        self._jobs.clear()
+        if self._scaler is not None and not self.failed:
+            # Owners see no sums but their own: ranks would differ about the step.
+            exchange = self.exchange_numbers if self.sink is not None else None
+            self._finite.end(self.sink.sums() if self.sink is not None else (), exchange)
+        if self.failed:
+            return
+        self._undecided = True
+        if self.streams is None:
+            self._decide()
+        else:
+            self.streams.forget()
+        self.step += 1
+        self.buckets.end_step()
+        self.observers.end_step()
+
+    def _decide(self) -> None:
+        """The residuals of the last step count, if all of it was finite."""
+        if self._undecided and self._finite.was():
+            self.feedback.flip()
+        self._undecided = False
+
+    def _settle(self) -> None:
+        """What the device found out about earlier steps is known; the current stream follows it.
+
+        On the CPU it is known at once. On a device the host waits here for what the last step has
+        issued, which is long done when the next one has its first bucket.
+        """
+        if self.streams is None:
+            return
+        if self.engine is not None:
+            self.engine.settle()
+        self.streams.follow(self.streams.done())
+        self._decide()
+
+    def settle(self) -> None:
+        """The same, for others; raises what was not known before."""
+        known = self.failed
+        self._settle()
+        if not known:
+            self.raise_failure()
+
+    def keep(self, t: Tensor) -> None:
+        """The engine will use it."""
+        if self.engine is not None:
+            self.engine.keep(t)
+
+    def close(self) -> None:
+        """Ends the engine: no bucket can be reduced any more."""
+        try:
+            self.settle()
+        finally:
+            if self.engine is not None:
+                self.engine.stop()
+
+    @property
+    def failed(self) -> bool:
+        return self.engine is not None and self.engine.failure is not None
+
+    def raise_failure(self) -> None:
+        if self.engine is not None and self.engine.failure is not None:
+            raise self.engine.failure
+
+    def exchange(self, mine: Sequence[float]) -> list[float]:
+        """Every rank's numbers, in rank order; as many on each. An engine that fails says so later.
+
+        All ranks get the same numbers, so they come to the same decision.
+        """
+        return self.exchange_numbers(
+            torch.tensor(mine, dtype=torch.float64, device=self.device)
+        ).tolist()
+
+    def exchange_numbers(self, mine: Tensor) -> Tensor:
+        """The same with fp64 tensors of one dimension, on the parameters' device."""
+        if self.engine is None:
+            return mine
+        count = mine.numel()
+        bounds = even_bounds(count, self.world_size)
+        items = [Item("", PLAIN, bounds[-1], 0, bounds)]
+        size = self.settings.chunk_size(self.world_size)
+        chunks = make_chunks(items, self.rank, self.world_size, size, raw=True)
+        everyone = torch.zeros(bounds[-1], dtype=torch.float64, device=self.device)
+        what = f"exchange of {count} numbers in step {self.step}"
+        self.run(Job(what, chunks, mine, everyone, reduce=False, gather=True, signature=what))
+        return everyone
+
+    def run(self, job: Job) -> None:
+        """Submits a job and waits for it."""
+        assert self.engine is not None
+        self.engine.submit(job)
+        job.wait()
+
+    def _follow_scale(self) -> None:
+        """Residuals are those of scaled gradients: they change with the scale."""
+        scale = self._loss_scale.value()
+        if scale != self.scale:
+            if self.step:
+                self.feedback.rescale(scale / self.scale)
+            self.scale = scale
+
+    def _expect_whole_world(self) -> None:
+        ddp = self.ddp()
+        if self.sink is not None and getattr(getattr(ddp, "_join_config", None), "enable", False):
+            raise ValueError(
+                f"rank {self.rank}: expected training without Join, got ZeroOptimizer inside of "
+                "it: a rank that has run out of data would miss step(), which all ranks must "
+                "call; give all ranks as many batches, or use zcomm.compress"
+            )
+        if ddp is not None and getattr(ddp, "_divide_by_initial_world_size", True) is False:
+            raise ValueError(
+                f"rank {self.rank}: expected Join with divide_by_initial_world_size=True, got "
+                "False: zcomm's means and residuals are those of all ranks"
+            )
+
+    def stats(self) -> Stats:
+        counters = asdict(self.engine.counters if self.engine else Counters())
+        return Stats(steps=self.step, exposed_s=self._exposed_s, **counters)
+
+    def describe(self) -> str:
+        return f"{self.settings.codec}, step {self.step}, {self.world_size} ranks"
+
+
+def _keep(job: Job) -> None:
+    """The job of a world of one rank: with a sink, what the bucket holds is the sum."""
+    source, target = job.source, job.target
+    assert source is not None
+    assert target is not None
+    for chunk, layout in zip(job.chunks, job.places or ()):
+        for of, to in zip(chunk.wire.segments, layout.segments):
+            values = source[of.offset : of.offset + of.numel]
+            part = target[to.offset : to.offset + to.numel]
+            part.add_(values) if job.accumulate else part.copy_(values)
+    job.complete()

@@ -1,0 +1,123 @@
+"""The DDP comm hook: a bucket in, a future out. What happens to the bucket, others know."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from zcomm.base import arguments
+from zcomm.ddp import state as compressor_state
+from zcomm.ddp.compressor import Compressor
+from zcomm.engine.stats import Stats
+from zcomm.sharding.settings import SETTING_NAMES, Settings
+
+
+class HookState:
+    """What `ddp.register_comm_hook(zcomm.HookState(codec="lm4"), zcomm.hook)` registers.
+
+    Takes the settings of `zcomm.compress`. It learns its model at the first bucket, and compares
+    the settings of all ranks then. `state.handle` is what `zcomm.compress` returns.
+    """
+
+    def __init__(self, codec: Any = "lm4", *, scaler: Any = None, **settings: Any) -> None:
+        for name in settings:
+            if name not in SETTING_NAMES:
+                known = ", ".join(SETTING_NAMES)
+                raise TypeError(f"expected settings {known} or scaler, got {name!r}")
+        self.settings = Settings(codec=codec, **settings)
+        self.scaler = _checked_scaler(scaler)
+        self._compressor: Compressor | None = None
+        self.is_copy = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # DDP is copied and saved with its hook's state, but the copy has no hook.
+        return {**self.__dict__, "_compressor": None, "is_copy": True}
+
+    @property
+    def handle(self) -> Handle:
+        if self._compressor is None:
+            raise RuntimeError(
+                "HookState.handle: expected at least one backward() before, got none: the state "
+                "learns its model at the first bucket; zcomm.compress(ddp) gives a handle at once"
+            )
+        return Handle(self._compressor)
+
+    def bind(
+        self, ddp: DistributedDataParallel, compared: Mapping[str, str] | None = None
+    ) -> Compressor:
+        """Meets the other ranks: a collective call. `compared` must be the same on all of them."""
+        if self._compressor is None:
+            self._compressor = Compressor(ddp, self.settings, self.scaler, compared)
+        return self._compressor
+
+    def compressor(self) -> Compressor:
+        return self._compressor or self.bind(_model_of(self))
+
+
+# Without annotations: torch refuses them where they are strings.
+def hook(state, bucket):  # type: ignore[no-untyped-def]
+    """The comm hook: hands the bucket to the engine."""
+    return state.compressor().reduce(bucket)
+
+
+class Handle:
+    """A registered hook: what it did, and its state for checkpoints."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        self._compressor = compressor
+
+    def stats(self) -> Stats:
+        return self._compressor.stats()
+
+    def buffer_nbytes(self) -> int:
+        """Memory that the engine holds, apart from residuals."""
+        return self._compressor.engine.buffer_nbytes() if self._compressor.engine else 0
+
+    def residual_nbytes(self) -> int:
+        return self._compressor.feedback.nbytes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals, keyed by parameter name, and the step. Call it between steps."""
+        return compressor_state.state_dict(self._compressor)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues where `state` was saved, on the same rank, world size, codecs and model."""
+        compressor_state.load_state_dict(self._compressor, state)
+
+    def remove(self) -> None:
+        raise RuntimeError(
+            "torch has no way to remove a comm hook from a DistributedDataParallel; wrap the "
+            "module in a new one: ddp = DistributedDataParallel(ddp.module)"
+        )
+
+    def close(self) -> None:
+        """Ends the engine. The model cannot be trained with this hook afterwards."""
+        self._compressor.close()
+
+    def __repr__(self) -> str:
+        return f"<zcomm.Handle: {self._compressor.describe()}>"
+
+
+def _model_of(state: HookState) -> DistributedDataParallel:
+    """The model that a state was registered with. torch does not say, but the model knows."""
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), DistributedDataParallel) and any(
+            registered is state for _, registered in candidate.__dict__.get("_comm_hooks", ())
+        ):
+            found: DistributedDataParallel = candidate
+            return found
+    raise RuntimeError(
+        "HookState: expected to be registered with ddp.register_comm_hook(state, zcomm.hook), got "
+        "a bucket of an unknown model; use zcomm.compress(ddp)"
+    )
+
+
+def _checked_scaler(scaler: Any) -> Any:
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise TypeError(
+            f"scaler: expected a torch.amp.GradScaler or None, got {arguments.describe(scaler)}"
+        )
+    return scaler

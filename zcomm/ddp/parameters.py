@@ -1,0 +1,81 @@
+"""The parameters that DDP reduces: their names, and who owns what of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from zcomm.base import arguments
+from zcomm.sharding.chunks import Item, block_of
+from zcomm.sharding.owners import owner_bounds
+from zcomm.sharding.settings import Settings
+from zcomm.transport.channels import expect_sendable
+
+_IGNORE = (
+    "; or exclude it with "
+    "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [name])"
+)
+
+
+def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters that DDP reduces, by name; refuses those that zcomm cannot send."""
+    ignored = getattr(ddp, "parameters_to_ignore", ())
+    # torch.compile's wrapper adds to the names; patterns and saved states should not see it.
+    named = {
+        name.replace("_orig_mod.", ""): p
+        for name, p in ddp.module.named_parameters()
+        if p.requires_grad and name not in ignored
+    }
+    _expect_all_reduced(ddp, named)
+    for name, p in named.items():
+        expect_sendable(p, f"parameter {name!r}", _IGNORE)
+        arguments.address(p, f"parameter {name!r}")
+    device_of(named)
+    for prefix, module in ddp.module.named_modules():
+        name = f"{prefix}.weight".lstrip(".").replace("_orig_mod.", "")
+        if getattr(module, "sparse", False) is True and name in named:
+            raise ValueError(
+                f"parameter {name!r}: expected dense gradients, got a "
+                f"{type(module).__name__}(sparse=True); use sparse=False{_IGNORE}"
+            )
+    return named
+
+
+def _expect_all_reduced(ddp: DistributedDataParallel, named: Mapping[str, Tensor]) -> None:
+    """Refuses a model of which DDP reduces parameters that it does not name any more."""
+    known = {id(p) for p in named.values()}
+    reduced = [p for p in getattr(ddp, "_module_parameters", ()) if p.requires_grad]
+    missing = sum(id(p) not in known for p in reduced)
+    if missing:
+        raise ValueError(
+            f"expected a model that names all parameters that DDP reduces, got one that does not "
+            f"name {missing} of {len(reduced)}: over one dimension of a mesh, torch takes tensor-"
+            "parallel parameters out of the model in its first forward pass; call zcomm.compress "
+            "or make the ZeroOptimizer before that"
+        )
+
+
+def device_of(named: Mapping[str, Tensor]) -> torch.device:
+    """The device of all parameters; refuses several."""
+    first, *others = named.items() if named else [("", torch.empty(0, device="cpu"))]
+    for name, p in others:
+        if p.device != first[1].device:
+            raise ValueError(
+                f"parameter {name!r}: expected device {first[1].device}, that of {first[0]!r}, got "
+                f"{p.device}; zcomm takes models on one device: move it with .to()"
+            )
+    return first[1].device
+
+
+def items_of(named: Mapping[str, Tensor], settings: Settings, world_size: int) -> dict[str, Item]:
+    """An item for each parameter; its owners do not depend on buckets."""
+    codecs = {name: settings.codec_of(name, p.numel()) for name, p in named.items()}
+    sizes = [(p.numel(), block_of(codecs[name])) for name, p in named.items()]
+    bounds = owner_bounds(sizes, world_size)
+    return {
+        name: Item(name, codecs[name], p.numel(), 0, cuts)
+        for (name, p), cuts in zip(named.items(), bounds)
+    }

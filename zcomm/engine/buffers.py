@@ -1,0 +1,93 @@
+"""Frames: a chunk's bytes in the two buffers of a slot, and the all-to-all of each hop."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from zcomm.sharding.chunks import Chunk
+
+
+class Slot:
+    """The two buffers of one chunk under way. They grow to the largest chunk and stay.
+
+    The hops inside of a host and between hosts use the same memory, one after the other.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.wire, self.rows = (torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2))
+
+    def reserve(self, chunk: Chunk, reduce: bool) -> None:
+        wire, rows = chunk.slot_nbytes(reduce)
+        self.wire, self.rows = grown(self.wire, wire), grown(self.rows, rows)
+
+    def nbytes(self) -> int:
+        return self.wire.nbytes + self.rows.nbytes
+
+
+class Frames(NamedTuple):
+    """A chunk's views of a slot's buffers; its wire begins at `start`."""
+
+    chunk: Chunk
+    slot: Slot
+    start: int = 0
+
+    @property
+    def wire(self) -> Tensor:
+        return self.slot.wire[self.start : self.start + self.chunk.wire.wire_nbytes]
+
+    @property
+    def others(self) -> Tensor:
+        """The frames of the other ranks."""
+        return self.slot.wire[self.start : self.start + self.chunk.others_nbytes]
+
+    @property
+    def own(self) -> Tensor:
+        """This rank's own frame, the last one."""
+        return self.wire[self.chunk.others_nbytes :]
+
+    @property
+    def rows(self) -> Tensor:
+        return self.slot.rows[: self.chunk.rows_nbytes]
+
+    def received(self) -> list[Tensor]:
+        """This rank's frame from every rank, in the order of the group."""
+        rows, nbytes = self.rows, self.chunk.own_nbytes
+        others = range(self.chunk.wire.peers - 1)
+        frames = [rows[i * nbytes : (i + 1) * nbytes] for i in others]
+        frames.insert(self.chunk.index, self.own)
+        return frames
+
+
+class Exchange(NamedTuple):
+    """The arguments of an all-to-all: what arrives and what is sent, and each rank's share."""
+
+    out: Tensor
+    send: Tensor
+    out_splits: list[int]
+    send_splits: list[int]
+
+
+def to_owners(frames: Frames) -> Exchange:
+    """The first hop: each of the others' frames goes there, and this rank's come from all."""
+    chunk = frames.chunk
+    return Exchange(frames.rows, frames.others, chunk.row_splits, chunk.frame_splits)
+
+
+def to_all(frames: Frames) -> Exchange:
+    """The second hop: this rank's own frame, once for each of the others."""
+    chunk, sent = frames.chunk, frames.own
+    if chunk.needs_rows(reduce=False):
+        sent = frames.rows
+        sent.view(chunk.wire.peers - 1, chunk.own_nbytes).copy_(frames.own)
+    return Exchange(frames.others, sent, chunk.frame_splits, chunk.row_splits)
+
+
+def grown(buffer: Tensor, nbytes: int) -> Tensor:
+    """The buffer, or a larger one in its place; what it held is lost."""
+    if buffer.numel() >= nbytes:
+        return buffer
+    buffer.untyped_storage().resize_(0)  # it goes before the new one comes
+    return torch.empty(nbytes, dtype=torch.uint8, device=buffer.device)

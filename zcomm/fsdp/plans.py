@@ -1,0 +1,119 @@
+"""Plans: how the parameters of an FSDP module travel, and what is kept of their gradients.
+
+Codecs and residuals belong to parameters; a plan is what they amount to for those that FSDP hands
+over together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from zcomm.codecs import Codec
+from zcomm.fsdp.modules import ShardedModule, ShardedParameter
+from zcomm.sharding.chunks import Chunk, Item, make_chunks
+from zcomm.sharding.feedback import ChunkFeedback, Feedback, Mode
+from zcomm.sharding.settings import EXACT, PLAIN, Settings
+
+
+class Plan(NamedTuple):
+    """How some parameters of a module travel, and their residuals."""
+
+    chunks: Sequence[Chunk]
+    feedback: list[ChunkFeedback] | None
+    text: str
+
+
+class FsdpPlans:
+    """The plans of one model's modules, made when they are first needed."""
+
+    def __init__(
+        self,
+        modules: Sequence[ShardedModule],
+        settings: Settings,
+        param_settings: Settings | None,
+    ) -> None:
+        self.modules, self.settings, self.param_settings = modules, settings, param_settings
+        self.feedback = Feedback(dtype=settings.residual_storage)
+        self.feedback.device = modules[0].device
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def reduce(
+        self,
+        module: ShardedModule,
+        used: Sequence[ShardedParameter],
+        dtype: torch.dtype,
+        step: int,
+    ) -> Plan:
+        """For the gradients of some parameters."""
+        plain = step < self.settings.start_step or dtype is torch.float64
+        key = (module.name, "reduce", dtype, plain, *(p.name for p in used))
+        if key not in self._plans:
+            codecs = [PLAIN if plain else self.codec(p) for p in used]
+            self._plans[key] = self._plan(module, used, codecs, dtype, fed_back=not plain)
+        return self._plans[key]
+
+    def gather(self, module: ShardedModule, dtype: torch.dtype) -> Plan:
+        """For all parameters, in the dtype that they are gathered in."""
+        key = module.name, "gather", dtype
+        if key not in self._plans:
+            exact = EXACT[dtype]
+            coded = dtype is not torch.float64
+            codecs = [(coded and self.param_codec(p)) or exact for p in module.parameters]
+            self._plans[key] = self._plan(module, module.parameters, codecs, dtype, fed_back=False)
+        return self._plans[key]
+
+    def _plan(
+        self,
+        module: ShardedModule,
+        parameters: Sequence[ShardedParameter],
+        codecs: Sequence[Codec],
+        dtype: torch.dtype,
+        fed_back: bool,
+    ) -> Plan:
+        items = module.items(parameters, codecs)
+        size = self.settings.chunk_size(module.world_size)
+        raw = dtype is torch.float64
+        chunks = make_chunks(items, module.rank, module.world_size, size, raw)
+        bound = None
+        if fed_back and any(self.settings.mode(used) for used in codecs):
+            bound = self.feedback.bind(chunks, module.rank, self._mode, gather=False)[0]
+        named = ", ".join(f"{p.name} as {used.spec}" for p, used in zip(parameters, codecs))
+        return Plan(chunks, bound, f"{dtype} {named}")
+
+    def _mode(self, item: Item) -> Mode:
+        """How residuals of an item are fed back; padding has none."""
+        return self.settings.mode(item.codec) if item.key else False
+
+    def codec(self, p: ShardedParameter) -> Codec:
+        """What its gradient is sent with."""
+        return self.settings.codec_of(p.name, p.numel)
+
+    def param_codec(self, p: ShardedParameter) -> Codec | None:
+        """What a parameter is gathered with; None: exactly."""
+        if self.param_settings is None:
+            return None
+        found = self.param_settings.codec_of(p.name, p.numel)
+        return None if found.name == "none" else found
+
+    def hold_all(self) -> None:
+        """Residuals of all trainable parameters: what they take is known before training."""
+        for module, p in self.fed_back():
+            items = module.items([p], [self.codec(p)])
+            self.feedback.hold(filter(self._mode, items), module.rank, gather=False)
+
+    def fed_back(self) -> list[tuple[ShardedModule, ShardedParameter]]:
+        """The parameters that have residuals."""
+        return [
+            (module, p)
+            for module in self.modules
+            for p in module.parameters
+            if p.trainable and self.settings.mode(self.codec(p)) is not False
+        ]
+
+    def specs(self, p: ShardedParameter) -> tuple[str, str]:
+        """What its gradient is sent with, and what it is gathered with."""
+        gathered = self.param_codec(p)
+        return self.codec(p).spec, "exactly" if gathered is None else gathered.spec

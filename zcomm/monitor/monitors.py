@@ -1,0 +1,246 @@
+"""Monitors: what compression does to a run, while it runs.
+
+    zcomm.monitor.Log(handle)                          a line every 50 steps, on rank 0
+    zcomm.monitor.TensorBoard(handle, SummaryWriter()) bytes, times, memory; norms of each layer
+    zcomm.monitor.Callback(handle, print)              a Sample, for whatever else
+
+`handle` is what zcomm.compress returned, or a zcomm.ZeroOptimizer. A monitor is of this rank alone:
+make it on rank 0 or on as many ranks as you like. Nothing is sent, and no bit of training changes.
+Most steps cost it a few additions; every `layers_every`-th step takes longer, because each gradient
+is read and encoded once more.
+
+A monitor stays as long as its model, or until detach(); `with zcomm.monitor.Log(handle):` detaches
+it at the end. An error in it, in a callback say, is raised by the backward() that it came from, as
+it is and after DDP is done: training can go on.
+
+torch.profiler shows zcomm's work as ranges: on the thread of backward() `zcomm::hook` (a bucket is
+handed over), `zcomm::exposed` (the wait at the end) and, in a ZeroOptimizer's step(),
+`zcomm::gather_parameters`; on zcomm's own thread `zcomm::encode`, `zcomm::send`, `zcomm::wait`,
+`zcomm::decode_sum`, `zcomm::encode_own` and `zcomm::decode`. torch looks at that thread if told so:
+
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(experimental_config=config) as profiler: ...
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from zcomm.base import arguments
+from zcomm.ddp.buckets import Part
+from zcomm.ddp.compressor import Compressor
+from zcomm.ddp.hook import Handle
+from zcomm.monitor.layer_figures import Layer, LayerFigures
+from zcomm.monitor.samples import Memory, Meter, Sample
+from zcomm.zero.optimizer import ShardedOptimizer
+
+__all__ = ["Callback", "Layer", "Log", "Memory", "Monitor", "Sample", "TensorBoard"]
+
+_LAYERS_EVERY = 100
+_ON_MODEL = "_zcomm_monitors"
+
+_M = TypeVar("_M", bound="Monitor")
+
+
+class Monitor(ABC):
+    """Reports a Sample every `every` steps; a subclass says to whom, and calls attach().
+
+    Steps whose number is a multiple of `layers_every` have the figures of all layers (None: no
+    step has), and are reported too.
+    """
+
+    def __init__(
+        self, handle: Handle | ShardedOptimizer, every: int, layers_every: int | None
+    ) -> None:
+        self._every = arguments.count(every, "every", least=1)
+        self._layers_every = layers_every
+        if layers_every is not None:
+            self._layers_every = arguments.count(layers_every, "layers_every", least=1)
+        compressor = compressor_of(handle)
+        # Weak: neither a model nor its engine stays for the sake of a monitor.
+        self._compressor = weakref.ref(compressor)
+        self._figures: LayerFigures | None = None
+        self._meter = Meter(compressor)
+
+    @abstractmethod
+    def report(self, sample: Sample) -> None: ...
+
+    def attach(self) -> None:
+        """From the next step on."""
+        compressor = self._compressor()
+        ddp = compressor and compressor.ddp()
+        if compressor is None or ddp is None:
+            raise RuntimeError("monitor: expected the handle of a model, got one that is gone")
+        ddp.__dict__.setdefault(_ON_MODEL, _Kept()).append(self)
+        compressor.observers.add(self)
+
+    def detach(self) -> None:
+        """Reports nothing any more."""
+        compressor = self._compressor()
+        ddp = compressor and compressor.ddp()
+        self._figures = None
+        if compressor is not None:
+            compressor.observers.discard(self)
+        if ddp is not None and self in (kept := ddp.__dict__.get(_ON_MODEL, ())):
+            kept.remove(self)
+
+    def __enter__(self: _M) -> _M:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    # What the compressor tells.
+
+    def take_bucket(self, index: int, parts: Sequence[Part], buffer: Tensor) -> None:
+        if index == 0:
+            self._figures = self._new_figures()
+        if self._figures is not None:
+            self._figures.take(parts, buffer)
+
+    def end_step(self) -> None:
+        compressor = self._compressor()
+        assert compressor is not None, "it calls"
+        self._meter.count_step()
+        figures, self._figures = self._figures, None
+        if figures is not None or compressor.step % self._every == 0:
+            self.report(self._meter.sample(compressor, figures))
+
+    def _new_figures(self) -> LayerFigures | None:
+        compressor = self._compressor()
+        assert compressor is not None, "it calls"
+        due = self._layers_every and (compressor.step + 1) % self._layers_every == 0
+        return LayerFigures(compressor) if due else None
+
+
+class Callback(Monitor):
+    """Calls `fn` with a Sample every `every` steps; every `layers_every` steps it has layers.
+
+    It is called at the end of backward(), before the optimizer's step. On one rank only it must
+    not call collectives.
+    """
+
+    def __init__(
+        self,
+        handle: Handle | ShardedOptimizer,
+        fn: Callable[[Sample], object],
+        every: int = 10,
+        layers_every: int | None = _LAYERS_EVERY,
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn: expected a function of a Sample, got {arguments.describe(fn)}")
+        super().__init__(handle, every, layers_every)
+        self._fn = fn
+        self.attach()
+
+    def report(self, sample: Sample) -> None:
+        self._fn(sample)
+
+
+class TensorBoard(Monitor):
+    """Writes `zcomm/wire_bytes`, `zcomm/layer/<name>/compression_error` and so on to a writer.
+
+    `writer` is a torch.utils.tensorboard.SummaryWriter, or anything with add_scalar(tag, value,
+    step); None: this rank writes nothing. Closing it is the caller's.
+    """
+
+    def __init__(
+        self,
+        handle: Handle | ShardedOptimizer,
+        writer: Any,
+        every: int = 10,
+        layers_every: int | None = _LAYERS_EVERY,
+    ) -> None:
+        if writer is not None and not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(
+                "writer: expected a torch.utils.tensorboard.SummaryWriter or None, got "
+                f"{arguments.describe(writer)}"
+            )
+        super().__init__(handle, every, layers_every)
+        self._writer = writer
+        if writer is not None:
+            self.attach()
+
+    def report(self, sample: Sample) -> None:
+        for name, value in sample.scalars().items():
+            self._writer.add_scalar(f"zcomm/{name}", value, sample.step)
+
+
+class Log(Monitor):
+    """A line every `every` steps, on rank 0 or on all.
+
+    It goes to `write`; without one to the logger "zcomm", level INFO, and to stdout if logging has
+    not been set up. Now and then, at most every 100 steps, a line has the norm of the gradient, the
+    compression error and the norm of the residual, of all layers as if they were one.
+    """
+
+    def __init__(
+        self,
+        handle: Handle | ShardedOptimizer,
+        every: int = 50,
+        write: Callable[[str], object] | None = None,
+        *,
+        all_ranks: bool = False,
+    ) -> None:
+        if write is not None and not callable(write):
+            got = arguments.describe(write)
+            raise TypeError(f"write: expected a function of a line, such as print, got {got}")
+        every = arguments.count(every, "every", least=1)
+        # The least multiple: every line that has norms is one that is due.
+        super().__init__(handle, every, every * -(-_LAYERS_EVERY // every))
+        self._write = write or _log
+        self._all_ranks = all_ranks
+        if all_ranks or compressor_of(handle).rank == 0:
+            self.attach()
+
+    def report(self, sample: Sample) -> None:
+        self._write(line_of(sample, self._all_ranks))
+
+
+def line_of(sample: Sample, with_rank: bool = False) -> str:
+    times = "encode {:.1f}, wait {:.1f}, decode {:.1f}".format(
+        *(1e3 * s for s in (sample.encode_s, sample.wait_s, sample.decode_s))
+    )
+    words = [
+        f"step {sample.step}: {1e3 * sample.step_s:.1f} ms, exposed {1e3 * sample.exposed_s:.1f}",
+        times,
+        f"sent {sample.wire_bytes / 1e6:.3g} MB of {sample.raw_bytes / 1e6:.3g}",
+    ]
+    if sample.wire_bytes:
+        words[-1] += f", {sample.ratio:.3g}x less"
+    if sample.grad_norm is not None and sample.compression_error is not None:
+        words.append(f"gradient {sample.grad_norm:.3g}, error {sample.compression_error:.2%}")
+    if sample.residual_norm is not None:
+        words[-1] += f", residual {sample.residual_norm:.3g}"
+    return f"zcomm{f' rank {sample.rank}' if with_rank else ''} {'; '.join(words)}"
+
+
+def _log(line: str) -> None:
+    logger = logging.getLogger("zcomm")
+    if logger.hasHandlers():
+        logger.info(line)
+    else:
+        print(line, flush=True)
+
+
+def compressor_of(handle: Any) -> Compressor:
+    handle = getattr(handle, "handle", handle)  # a ZeroOptimizer's, a HookState's
+    if not isinstance(handle, Handle):
+        raise TypeError(
+            "handle: expected what zcomm.compress returned, or a zcomm.ZeroOptimizer, got "
+            f"{arguments.describe(handle)}"
+        )
+    return handle._compressor
+
+
+class _Kept(list[Monitor]):
+    """The monitors of a model, which keeps them alive; a copy of the model has none."""
+
+    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
+        return _Kept, ()

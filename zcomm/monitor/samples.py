@@ -1,0 +1,154 @@
+"""Sample: what a monitor tells of the steps since its last one, and how that is measured."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from zcomm.ddp.compressor import Compressor
+from zcomm.engine.stats import Stats
+from zcomm.monitor.layer_figures import Layer, LayerFigures
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on this rank at the end of backward(), in the words of zcomm.plan.
+
+    parameters   the model's, frozen ones too
+    residuals    what compression left out so far
+    buffers      the engine's, for chunks under way
+    core         what the native core holds in this process, for all models
+    optimizer    with ZeRO: the state of this rank's shards; otherwise None
+    masters      with ZeRO: fp32 copies of what this rank owns; otherwise None
+    """
+
+    parameters: int
+    residuals: int
+    buffers: int
+    core: int
+    optimizer: int | None = None
+    masters: int | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """This rank's steps since the last sample, and its figures of the last one.
+
+    step           how many steps there were in all; a step is one synchronised backward()
+    steps          how many of them are in this sample; what follows is their mean
+    step_s         from the end of one backward() to that of the next, by the clock
+    raw_bytes      what an uncompressed run would have sent; wire_bytes: what was sent
+    encode_s, wait_s, decode_s   of the engine's thread, which works beside backward()
+    exposed_s      how long backward() had to wait for it at its end
+    memory         now
+
+    With ZeRO bytes and times are those of parameters, too.
+
+    grad_norm, residual_norm, compression_error, layers   of the last step, where they were
+                   measured (`layers_every`): of all layers as if they were one, and of each by
+                   the name of its parameter. See Layer. Otherwise None, and no layers
+    """
+
+    rank: int
+    step: int
+    steps: int
+    step_s: float
+    raw_bytes: float
+    wire_bytes: float
+    encode_s: float
+    wait_s: float
+    decode_s: float
+    exposed_s: float
+    memory: Memory
+    grad_norm: float | None = None
+    residual_norm: float | None = None
+    compression_error: float | None = None
+    layers: Mapping[str, Layer] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes were sent; nan if none were."""
+        return self.raw_bytes / self.wire_bytes if self.wire_bytes else math.nan
+
+    def scalars(self) -> dict[str, float]:
+        """Everything by name: "wire_bytes", "memory/buffers", "layer/<name>/grad_norm", ..."""
+        found = {"ratio": self.ratio} if self.wire_bytes else {}
+        found |= _numbers(self, "", leave_out=("rank", "step", "steps"))
+        found |= _numbers(self.memory, "memory/")
+        for name, layer in self.layers.items():
+            found |= _numbers(layer, f"layer/{name}/")
+        return found
+
+
+def _numbers(of: Any, prefix: str, leave_out: tuple[str, ...] = ()) -> dict[str, float]:
+    values = ((f.name, getattr(of, f.name)) for f in fields(of) if f.name not in leave_out)
+    return {f"{prefix}{name}": v for name, v in values if isinstance(v, (int, float))}
+
+
+# Totals that a sample has the mean of.
+_TOTALS = ("raw_bytes", "wire_bytes", "encode_s", "wait_s", "decode_s", "exposed_s")
+
+
+class Meter:
+    """Turns a compressor's totals into samples."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        self._begin(compressor.stats())
+
+    def _begin(self, totals: Stats) -> None:
+        self._totals, self._started, self._steps = totals, perf_counter(), 0
+
+    def count_step(self) -> None:
+        self._steps += 1
+
+    def sample(self, compressor: Compressor, figures: LayerFigures | None) -> Sample:
+        """What happened since the last one; at least one step."""
+        steps, before, totals = self._steps, self._totals, compressor.stats()
+        means = {n: (getattr(totals, n) - getattr(before, n)) / steps for n in _TOTALS}
+        step_s = (perf_counter() - self._started) / steps
+        self._begin(totals)
+        memory = memory_of(compressor)
+        if figures is None:
+            return Sample(compressor.rank, totals.steps, steps, step_s, **means, memory=memory)
+        whole, layers = figures.finish()
+        return Sample(
+            compressor.rank,
+            totals.steps,
+            steps,
+            step_s,
+            **means,
+            memory=memory,
+            grad_norm=whole.grad_norm,
+            residual_norm=whole.residual_norm,
+            compression_error=whole.compression_error,
+            layers=layers,
+        )
+
+
+def memory_of(compressor: Compressor) -> Memory:
+    ddp = compressor.ddp()
+    optimizer = compressor.optimizer() if compressor.optimizer else None
+    core: Any = sys.modules.get("zcomm._core")  # None where only the reference kernels run
+    of_zero: dict[str, int] = {}
+    if optimizer is not None:
+        states = optimizer.inner.state.values()
+        masters = [s.tensor for s in optimizer.shards.values() if s.has_master]
+        of_zero["optimizer"] = nbytes(v for state in states for v in state.values())
+        of_zero["masters"] = nbytes(masters)
+    return Memory(
+        parameters=nbytes(ddp.parameters()) if ddp is not None else 0,
+        residuals=compressor.feedback.nbytes(),
+        buffers=compressor.engine.buffer_nbytes() if compressor.engine else 0,
+        core=core.allocated_nbytes()[0] if core else 0,
+        **of_zero,
+    )
+
+
+def nbytes(values: Any) -> int:
+    return sum(v.nbytes for v in values if isinstance(v, Tensor))

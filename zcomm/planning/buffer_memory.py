@@ -1,0 +1,142 @@
+"""The engine's buffers, before there is an engine: those of the largest chunks that will pass.
+
+Chunks of a large model are made of a sample of its parameters: of each size and codec enough to
+fill a chunk. So a plan for billions of parameters takes no longer than one for millions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from zcomm.ddp.parameters import items_of
+from zcomm.engine.cpu import SLOTS
+from zcomm.sharding.chunks import Chunk, Item, make_chunks, piece_limit
+from zcomm.sharding.settings import PLAIN, Settings
+from zcomm.zero.parameter_gather import gathered_codec, is_in_place
+from zcomm.zero.shards import Shard
+
+# topk's candidates in csrc/cpu/topk.cpp: room for all elements of a chunk, while it is encoded.
+_TOPK_SCRATCH_NBYTES = 4
+# A model of so many chunks, or fewer, is no sample.
+_FEW_CHUNKS = 2 * SLOTS
+
+Named = dict[str, Tensor]
+MakeShards = Callable[[Named, Mapping[str, Item]], list[Shard]]
+
+
+class Buffers(NamedTuple):
+    """Bytes that stay, and those while a chunk is encoded; elements of the longest chunk."""
+
+    nbytes: int
+    encode_nbytes: int
+    longest_chunk: int
+
+
+class Passing(NamedTuple):
+    """A chunk, and the bytes that pass through the engine's shard and stage for it."""
+
+    chunk: Chunk
+    shard_nbytes: int
+    stage_nbytes: int
+    copies: int  # how many slots meet such a chunk: all of them, if it comes step after step
+
+
+class Travel(NamedTuple):
+    """How one rank's gradients and parameters travel."""
+
+    settings: Settings
+    param_settings: Settings | None
+    rank: int
+    world_size: int
+
+    def gradients(self, named: Named, bucket: Named, sharded: bool) -> Iterator[Passing]:
+        """The first bucket that DDP hands over has all parameters; `bucket` comes in every step."""
+        some = self._sample(named, self.settings)
+        if some is named:
+            yield from self._in_bucket(named, sharded, 1)
+            yield from self._in_bucket(bucket, sharded, SLOTS)
+        else:
+            yield from self._in_bucket(some, sharded, SLOTS)
+
+    def parameters(self, named: Named, shards_of: MakeShards) -> Iterator[Passing]:
+        """The gather after a step with ZeRO."""
+        some = self._sample(named, self.param_settings or Settings(PLAIN))
+        shards = shards_of(some, items_of(some, self.settings, self.world_size))
+        for dtype in _dtypes(some):
+            ours = [shard for shard in shards if shard.flat.dtype is dtype]
+            items = [s.item._replace(codec=gathered_codec(self.param_settings, s)) for s in ours]
+            for chunk in self._make_chunks(items, dtype):
+                size = 0 if is_in_place(ours) else chunk.sum_dtype.itemsize
+                yield Passing(chunk, size * chunk.own.numel, size * chunk.numel, SLOTS)
+
+    def _in_bucket(self, named: Named, sharded: bool, copies: int) -> Iterator[Passing]:
+        items = items_of(named, self.settings, self.world_size)
+        for dtype in _dtypes(named):
+            ours = [item for name, item in items.items() if named[name].dtype is dtype]
+            plain = [item._replace(codec=PLAIN) for item in ours]
+            chunks = [] if dtype is torch.float64 else self._make_chunks(ours, dtype)
+            if dtype is torch.float64 or self.settings.start_step:
+                chunks += self._make_chunks(plain, dtype)
+            staged = dtype in (torch.bfloat16, torch.float16)
+            for chunk in chunks:
+                size = 0 if sharded else chunk.sum_dtype.itemsize
+                stage = size * chunk.numel if staged else 0
+                yield Passing(chunk, size * chunk.own.numel, stage, copies)
+
+    def _make_chunks(self, items: Sequence[Item], dtype: torch.dtype) -> list[Chunk]:
+        offsets = accumulate((item.numel for item in items), initial=0)
+        placed = [item._replace(offset=at) for item, at in zip(items, offsets)]
+        size = self.settings.chunk_size(self.world_size)
+        raw = dtype is torch.float64
+        return list(make_chunks(placed, self.rank, self.world_size, size, raw))
+
+    def _sample(self, named: Named, codecs: Settings) -> Named:
+        """All parameters if they are few; else of each kind as many as fill a chunk."""
+        some: Named = {}
+        taken: Counter[object] = Counter()
+        size = self.settings.chunk_size(self.world_size).numel
+        if sum(p.numel() for p in named.values()) <= _FEW_CHUNKS * size:
+            return named
+        for name, p in named.items():
+            used = codecs.codec_of(name, p.numel())
+            row = piece_limit(used, self.world_size) * self.world_size
+            most = max(size, row)
+            kind = (used, p.dtype, min(p.numel(), most))
+            if taken[kind] < size:
+                taken[kind] += max(p.numel(), 1)
+                some[name] = p if p.numel() <= most else p.new_empty(most)
+        return some
+
+
+def buffers_of(gradients: Sequence[Passing], parameters: Sequence[Passing]) -> Buffers:
+    """The engine's slots grow to the largest chunks, its shard and its stage to the largest one."""
+    passing = [*gradients, *parameters]
+    wires = [p.chunk.wire.wire_nbytes for p in passing for _ in range(p.copies)]
+    rows = [
+        p.chunk.rows_nbytes
+        for ps, reduce in ((gradients, True), (parameters, False))
+        for p in ps
+        if p.chunk.needs_rows(reduce)
+        for _ in range(p.copies)
+    ]
+    slots = sum(nlargest(SLOTS, wires)) + sum(nlargest(SLOTS, rows))
+    shard = max((p.shard_nbytes for p in passing), default=0)
+    stage = max((p.stage_nbytes for p in passing), default=0)
+    scratch = max((_topk_numel(p.chunk) for p in gradients), default=0) * _TOPK_SCRATCH_NBYTES
+    longest = max((p.chunk.numel for p in gradients), default=0)
+    return Buffers(slots + shard + stage, scratch, longest)
+
+
+def _topk_numel(chunk: Chunk) -> int:
+    return sum(p.stop - p.start for p in chunk.pieces if p.item.codec.name == "topk")
+
+
+def _dtypes(named: Mapping[str, Tensor]) -> list[torch.dtype]:
+    return list(dict.fromkeys(p.dtype for p in named.values()))

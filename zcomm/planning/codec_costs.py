@@ -1,0 +1,75 @@
+"""What a codec costs the processor, measured as the engine uses it: chunk after chunk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import zcomm
+from zcomm.sharding.feedback import NEEDS_FEEDBACK
+
+# A chunk of the engine, and enough of them that none is in a cache when it is read.
+CHUNK_NUMEL = 1 << 20
+CHUNKS = 16
+# Sums of so many wires give the cost of a sum and that of each wire in it.
+FEW, MANY = 2, 4
+
+
+class CodecCost(NamedTuple):
+    """Seconds of the processor, for each element."""
+
+    encode_s: float
+    decode_s: float
+    sum_s: float  # of decode_sum, whatever the number of wires
+    sum_wire_s: float  # and for each of its wires
+
+    def summed_s(self, wires: int) -> float:
+        return self.sum_s + self.sum_wire_s * wires
+
+
+def measure_costs(rank: int, world_size: int, specs: list[str]) -> dict[str, CodecCost]:
+    """Runs on every rank, at the same time: they share memory and caches, as in a collective."""
+    source = torch.randn(CHUNKS * CHUNK_NUMEL, generator=torch.Generator().manual_seed(rank))
+    target = torch.zeros_like(source)  # its pages are there: a target is used step after step
+    return {spec: cost_of(spec, source, target) for spec in specs}
+
+
+def cost_of(spec: str, source: Tensor, target: Tensor) -> CodecCost:
+    codec = zcomm.codec(spec)
+    n = CHUNK_NUMEL
+    xs, outs = torch.split(source, n), torch.split(target, n)
+    needed = codec.name in NEEDS_FEEDBACK
+    residuals = [codec.new_residual(n) if needed else None for _ in xs]
+    wires = [codec.encode(x, residual) for x, residual in zip(xs, residuals)]
+
+    def encode(i: int) -> object:
+        return codec.encode(xs[i], residuals[i], out=wires[i], prescale=0.5)
+
+    def decode(i: int) -> object:
+        return codec.decode(wires[i], n, out=outs[i])
+
+    def decode_sum(count: int, i: int) -> object:
+        some = [wires[(i + j) % CHUNKS] for j in range(count)]
+        return codec.decode_sum(some, n, out=outs[i])
+
+    dist.barrier()
+    few, many = (typical_s(partial(decode_sum, count)) for count in (FEW, MANY))
+    wire_s = max(many - few, 0.0) / (MANY - FEW)
+    sum_s = max(few - FEW * wire_s, 0.0)
+    return CodecCost(typical_s(encode) / n, typical_s(decode) / n, sum_s / n, wire_s / n)
+
+
+def typical_s(call: Callable[[int], object]) -> float:
+    """Over all chunks. The lower quartile: what others do on the machine only adds to a time."""
+    seconds = []
+    for i in range(CHUNKS):
+        start = time.perf_counter()
+        call(i)
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[CHUNKS // 4]

@@ -1,0 +1,194 @@
+"""The cost model: how long a collective takes, and how much of it a training step cannot hide.
+
+    line      = bytes that leave the host / the host's bandwidth
+    processor = codec + messages + chunks + bytes in and out, on the cores that ranks share
+    time      = latency + longer of the two + (u + (1 - u) / chunks) · shorter of the two
+
+`u` is the part of the shorter one that the pipeline of chunks does not hide. With one chunk nothing
+overlaps. docs/bandwidth.md derives this, and how the numbers of a profile are found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zcomm
+from zcomm.cli.bench.collective_rows import ENCODINGS
+from zcomm.cli.bench.collective_tasks import OWN
+from zcomm.planning.codec_costs import CodecCost
+from zcomm.report.units import UsageError
+from zcomm.sharding.chunks import best_chunk_size, piece_limit
+from zcomm.wire.header import HEADER_NBYTES
+
+FORMAT = "zcomm cost model 1"
+# TCP and Ethernet leave so much of a line to what is sent; for profiles that have seen no line.
+USUAL_EFFICIENCY = 0.95
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the model knows of a machine. Seconds are of one core, unless they say otherwise."""
+
+    about: dict[str, Any]  # where and how it was fitted
+    cores: int
+    latency_s: float  # of a collective, besides all that follows
+    chunk_s: float  # for each chunk and hop
+    message_s: float  # for each message, sent and received
+    wire_s: float  # for each byte, sent and received
+    unhidden: float  # u
+    bytes_per_s: float  # of the link
+    efficiency: float  # that, as a part of the link's nominal rate
+    own_step_s: float  # of the backend's own all_reduce, for each of its 2(W - 1) steps
+    own_wire_s: float
+    codecs: dict[str, CodecCost]
+
+    def cost(self, spec: str) -> CodecCost:
+        if spec in self.codecs:
+            return self.codecs[spec]
+        same = [known for known in self.codecs if known.split(":")[0] == spec.split(":")[0]]
+        if same:
+            return self.codecs[same[0]]
+        raise UsageError(
+            f"expected codecs that the profile knows ({', '.join(self.codecs)}), got {spec!r}; "
+            "fit one with `zcomm bench --fit`"
+        )
+
+
+class Cluster(NamedTuple):
+    """Where ranks run: how they share links, and how they share processors.
+
+    Hosts that are namespaces of one machine have a link each and all ranks on one processor.
+    """
+
+    world_size: int
+    ranks_per_link: int
+    ranks_per_machine: int
+    cores: int  # of a machine
+    bytes_per_s: float  # of a host's link, for what is sent
+
+
+class Estimate(NamedTuple):
+    s: float
+    line_s: float
+    processor_s: float  # with the cores shared
+    chunks: int
+
+
+def all_on_one(profile: Profile, world_size: int) -> Cluster:
+    """Ranks like those of a fit: each with a link, all on this machine."""
+    return Cluster(world_size, 1, world_size, profile.cores, profile.bytes_per_s)
+
+
+def estimate(
+    profile: Profile, kind: str, numel: int, spec: str, cluster: Cluster, itemsize: int = 4
+) -> Estimate:
+    """One collective of `numel` elements; `itemsize` counts for the backend's own only."""
+    if cluster.world_size < 2:
+        return Estimate(0.0, 0.0, 0.0, 1)
+    if spec == OWN:
+        return _own_estimate(profile, numel * itemsize, cluster)
+    load = load_of(kind, numel, spec, cluster.world_size)
+    engine_s, others_s = cpu_parts(profile, load)
+    share = cluster.ranks_per_machine / cluster.cores
+    processor_s = max(engine_s, (engine_s + others_s) * share)
+    away = (cluster.world_size - cluster.ranks_per_link) / (cluster.world_size - 1)
+    line_s = load.sent * away * cluster.ranks_per_link / cluster.bytes_per_s
+    s = profile.latency_s + overlapped(line_s, processor_s, profile.unhidden, load.chunks)
+    return Estimate(s, line_s, processor_s, load.chunks)
+
+
+def overlapped(a: float, b: float, unhidden: float, chunks: int) -> float:
+    return max(a, b) + (unhidden + (1 - unhidden) / chunks) * min(a, b)
+
+
+def _own_estimate(profile: Profile, nbytes: int, cluster: Cluster) -> Estimate:
+    """The backend's all_reduce, a ring: from each host one rank sends to the next host."""
+    world_size = cluster.world_size
+    sent = 2 * nbytes * (world_size - 1) / world_size
+    one_host = cluster.ranks_per_link >= world_size
+    line_s = 0.0 if one_host else sent / cluster.bytes_per_s
+    processor_s = profile.own_wire_s * sent * max(1.0, cluster.ranks_per_machine / cluster.cores)
+    steps_s = 2 * (world_size - 1) * profile.own_step_s
+    # A ring works in many small steps: nearly all of the shorter part is hidden.
+    s = steps_s + overlapped(line_s, processor_s, profile.unhidden, 1 << 20)
+    return Estimate(s, line_s, processor_s, 1)
+
+
+class Load(NamedTuple):
+    """What one rank has to do for a collective."""
+
+    spec: str
+    world_size: int
+    encoded: float  # elements
+    summed: float
+    decoded: float
+    sent: float  # bytes
+    chunks: int
+    hops: int
+
+
+def load_of(kind: str, numel: int, spec: str, world_size: int) -> Load:
+    codec = zcomm.codec(spec)
+    row = piece_limit(codec, world_size) * world_size
+    per_element = codec.body_nbytes(row) / row
+    size = best_chunk_size(world_size)
+    chunk = max(min(size.numel, size.nbytes / per_element), min(row, numel))
+    chunks = math.ceil(numel / chunk)
+    shard, hops = numel / world_size, ENCODINGS[kind]
+    reduce, gather = kind != "all_gather", kind != "reduce_scatter"
+    frames = (world_size - 1) * (shard * per_element + chunks * HEADER_NBYTES)
+    return Load(
+        spec=spec,
+        world_size=world_size,
+        encoded=numel * reduce + shard * gather,
+        summed=shard * reduce,
+        decoded=numel * gather,
+        sent=hops * frames,
+        chunks=chunks,
+        hops=hops,
+    )
+
+
+def cpu_parts(profile: Profile, load: Load) -> tuple[float, float]:
+    """Seconds of the engine's thread, and of the threads that move its bytes."""
+    messages = load.chunks * load.hops * (load.world_size - 1)
+    engine_s = codec_s(profile.cost(load.spec), load) + load.chunks * load.hops * profile.chunk_s
+    return engine_s, messages * profile.message_s + load.sent * profile.wire_s
+
+
+def codec_s(cost: CodecCost, load: Load) -> float:
+    summed_s = load.summed * cost.summed_s(load.world_size)
+    return load.encoded * cost.encode_s + summed_s + load.decoded * cost.decode_s
+
+
+def save(profile: Profile, path: Path) -> None:
+    path.write_text(json.dumps({"format": FORMAT} | to_values(profile), indent=2) + "\n")
+
+
+def to_values(profile: Profile) -> dict[str, Any]:
+    codecs = {spec: cost._asdict() for spec, cost in profile.codecs.items()}
+    return {**asdict(profile), "codecs": codecs}
+
+
+def load(path: Path) -> Profile:
+    try:
+        values = json.loads(path.read_text())
+        if values.pop("format", None) != FORMAT:
+            raise ValueError("no format of this version")
+        return from_values(values)
+    except OSError as error:
+        raise UsageError(f"expected a profile that can be read, got {path}: {error}") from error
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UsageError(
+            f"expected a profile written by `zcomm bench --fit`, got {path} ({error})"
+        ) from error
+
+
+def from_values(values: Mapping[str, Any]) -> Profile:
+    codecs = {spec: CodecCost(**cost) for spec, cost in values["codecs"].items()}
+    return Profile(**{**values, "codecs": codecs})

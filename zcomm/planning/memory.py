@@ -1,0 +1,293 @@
+"""plan: the memory of a training run, before it is started.
+
+Everything is computed with what the run itself uses: owners, chunks, shards and residuals are made
+of parameters without memory (torch's meta device), and their bytes are added up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zcomm.base import arguments
+from zcomm.ddp.parameters import items_of
+from zcomm.planning.buffer_memory import Buffers, Travel, buffers_of
+from zcomm.planning.gradient_memory import LocalGradients, nbytes_of
+from zcomm.planning.optimizer_memory import optimizer_class, optimizer_memory
+from zcomm.sharding.chunks import Item, piece_limit
+from zcomm.sharding.hierarchy import Hierarchy
+from zcomm.sharding.settings import SETTING_NAMES, Settings
+from zcomm.zero.elementwise import try_on_parts
+from zcomm.zero.parameter_gather import needs_master
+from zcomm.zero.shards import GradientShards, Shard
+
+Named = dict[str, Tensor]
+# A number of parameters stands for this many tensors of one size.
+_TENSORS = 64
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on one rank.
+
+    parameters   the model's, frozen ones too
+    gradients    DDP's buckets; with ZeRO also the sums that this rank owns
+    optimizer    its state
+    masters      fp32 copies of what this rank owns, where parameters are not the truth
+    residuals    what compression left out so far
+    buffers      for chunks under way
+    transient    what the worst moment of a step has on top: local gradients, the optimizer's own
+
+    `total` is alive between steps (after zero_grad), `peak` is the most at any moment, from the
+    first step on. Activations and the model's own buffers are not in it, nor is what torch, gloo
+    and Python need for themselves. Gradients accumulated with no_sync() are alive in whole until
+    they are sent; that is not in it either.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    masters: int
+    residuals: int
+    buffers: int
+    transient: int
+
+    @property
+    def total(self) -> int:
+        return self.peak - self.transient
+
+    @property
+    def peak(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __str__(self) -> str:
+        names = [field.name for field in fields(self) if field.name != "transient"]
+        rows = [(name, getattr(self, name)) for name in [*names, "total", "peak"]]
+        return "\n".join(f"{name:<12}{_readable(nbytes):>12}" for name, nbytes in rows)
+
+
+def plan(
+    model: nn.Module | float,
+    world_size: int,
+    stage: int = 1,
+    codec: Any = "lm4",
+    optimizer: Any = "adamw",
+    dtype: torch.dtype | str | None = None,
+    *,
+    param_codec: Any = None,
+    rank: int | None = None,
+    scaler: Any = None,
+    bucket_cap_mb: float | None = None,
+    gradient_as_bucket_view: bool = False,
+    **arguments_: Any,
+) -> MemoryPlan:
+    """The bytes that training needs on each rank; needs no process group and no memory itself.
+
+    `model` is a module on any device, or a number of parameters (in large tensors). Stage 0 is DDP
+    with zcomm.compress (codec None: DDP alone), stage 1 zcomm.ZeroOptimizer. `optimizer` is a name
+    or a class. Settings of zcomm.compress count; what is no setting goes to the optimizer, as with
+    ZeroOptimizer. `dtype` is that of the parameters, if not the model's own. Without `rank` it is
+    the plan of the rank that needs most.
+    """
+    world_size = arguments.count(world_size, "world_size", least=1)
+    _expect_stage(stage, codec, param_codec)
+    if isinstance(codec, Hierarchy):
+        raise TypeError(
+            "plan: expected codec as a codec or patterns, got a Hierarchy: plans are those of one "
+            "hop; give its across codec, and divide `residuals` by the ranks per host"
+        )
+    given = {name: arguments_.pop(name) for name in SETTING_NAMES if name in arguments_}
+    settings = Settings("none" if codec is None else codec, **given)
+    every, trained = _parameters(model, dtype)
+    _expect_sendable(trained)
+    run = _Run(
+        trained,
+        settings,
+        None if param_codec is None else Settings(param_codec, min_numel=settings.min_numel),
+        world_size,
+        sharded=stage == 1,
+        compressed=codec is not None and world_size > 1,
+        sides=1 if scaler in (None, False) else 2,
+        rank=_rank(rank, world_size),
+    )
+    local = LocalGradients(trained, bucket_cap_mb, gradient_as_bucket_view)
+    return run.plan(nbytes_of(every), local, optimizer_class(optimizer), {"lr": 3e-4, **arguments_})
+
+
+class _Run:
+    """The parameters of one rank, and what becomes of them. Rank None is the one with most."""
+
+    def __init__(
+        self,
+        trained: Named,
+        settings: Settings,
+        param_settings: Settings | None,
+        world_size: int,
+        *,
+        sharded: bool,
+        compressed: bool,
+        sides: int,
+        rank: int | None,
+    ) -> None:
+        self.trained, self.settings, self.param_settings = trained, settings, param_settings
+        self.world_size, self.sharded, self.compressed = world_size, sharded, compressed
+        self.sides = sides
+        self.items = items_of(trained, settings, world_size)
+        self.rank = _rank_that_owns_most(self.items.values(), world_size) if rank is None else rank
+
+    def plan(
+        self, parameters: int, local: LocalGradients, kind: Any, options: Mapping[str, Any]
+    ) -> MemoryPlan:
+        shards = self._shards(self.trained, self.items) if self.sharded else []
+        updated = [s.tensor for s in shards] if self.sharded else list(self.trained.values())
+        state, step = _optimizer_nbytes(kind, options, updated, self.sharded)
+        buffers = self._buffers(local.bucket) if self.compressed else Buffers(0, 0, 0)
+        residuals = self._residuals(buffers.longest_chunk) if self.compressed else 0
+        masters = sum(s.tensor.nbytes for s in shards if s.has_master)
+        gradients = nbytes_of(self.trained) + _sums_nbytes(shards)
+        before = gradients + masters
+        lasting = before + residuals + state + buffers.nbytes
+        if self.sharded:
+            # Iteration 0 has one bucket, and nothing else until that is on its way.
+            most = max(before + local.whole, lasting + local.in_bucket + buffers.encode_nbytes)
+        else:
+            most = lasting + local.whole + buffers.encode_nbytes
+        most = max(most, lasting + step + (0 if self.sharded else local.kept))
+        return MemoryPlan(
+            parameters, gradients, state, masters, residuals, buffers.nbytes, most - lasting
+        )
+
+    def _shards(self, named: Named, items: Mapping[str, Item]) -> list[Shard]:
+        shards = [Shard(name, p, items[name], self.rank) for name, p in named.items()]
+        for shard in shards:
+            if needs_master(self.param_settings, shard):
+                shard.make_master()
+        return shards
+
+    def _buffers(self, bucket: Named) -> Buffers:
+        travel = Travel(self.settings, self.param_settings, self.rank, self.world_size)
+        gradients = travel.gradients(self.trained, bucket, self.sharded)
+        parameters = travel.parameters(self.trained, self._shards) if self.sharded else ()
+        return buffers_of(list(gradients), list(parameters))
+
+    def _residuals(self, longest_chunk: int) -> int:
+        """Of what this rank sends, and, where it sends the sums as well, of those."""
+        modes = {name: self.settings.mode(item.codec) for name, item in self.items.items()}
+        numel = 0
+        for name, item in self.items.items():
+            if modes[name] is False or self.trained[name].dtype is torch.float64:
+                continue
+            runs = [stop - start for start, stop in zip(item.bounds, item.bounds[1:])]
+            owned = [] if self.sharded else [runs[self.rank]]
+            for run, count in Counter([*runs, *owned]).items():
+                numel += count * self._residual_numel(item, run)
+        scratch = any(isinstance(mode, float) for mode in modes.values())
+        numel = numel * self.sides + (longest_chunk if scratch else 0)
+        return numel * self.settings.residual_storage.itemsize
+
+    def _residual_numel(self, item: Item, run: int) -> int:
+        """Of one owner's run, piece by piece."""
+        limit = piece_limit(item.codec, self.world_size)
+        pieces, rest = divmod(run, limit)
+        dtype = self.settings.residual_storage
+        last = item.codec.residual_numel(rest, dtype) if rest else 0
+        return pieces * item.codec.residual_numel(limit, dtype) + last
+
+
+def _optimizer_nbytes(
+    kind: Any, options: Mapping[str, Any], tensors: list[Tensor], flat: bool
+) -> tuple[int, int]:
+    """Bytes of the state for these tensors, and of what a step needs on top of it."""
+    if flat:
+        try_on_parts(kind, options, {})
+    state = step = 0
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        sizes = [t.numel() for t in tensors if t.dtype is dtype]
+        found = optimizer_memory(kind, options, dtype, flat)
+        state += found.state_nbytes(sizes)
+        step = max(step, found.step_nbytes(sizes))
+    return state, step
+
+
+def _rank(rank: Any, world_size: int) -> int | None:
+    if rank is None:
+        return None
+    if arguments.count(rank, "rank") >= world_size:
+        raise ValueError(f"rank: expected less than world_size {world_size}, got {rank}")
+    return int(rank)
+
+
+def _rank_that_owns_most(items: Iterable[Item], world_size: int) -> int:
+    owned = [0] * world_size
+    for item in items:
+        for r, (start, stop) in enumerate(zip(item.bounds, item.bounds[1:])):
+            owned[r] += stop - start
+    return owned.index(max(owned))
+
+
+def _sums_nbytes(shards: list[Shard]) -> int:
+    gradients = GradientShards(lambda: None, False)
+    with torch.device("meta"):
+        gradients.add(shards)
+    return sum(gradients.target(dtype).nbytes for dtype in (torch.float32, torch.float64))
+
+
+def _parameters(model: Any, dtype: torch.dtype | str | None) -> tuple[Named, Named]:
+    """All parameters, and those that are trained, without their memory."""
+    dtype = None if dtype is None else arguments.dtype_of(dtype, "dtype")
+    if isinstance(model, nn.Module):
+        module = getattr(model, "_orig_mod", model)
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            module = module.module
+        named = {name.replace("_orig_mod.", ""): p for name, p in module.named_parameters()}
+        every = {name: _without_memory(p, dtype) for name, p in named.items()}
+        return every, {name: p for name, p in every.items() if named[name].requires_grad}
+    every = _of_count(model, dtype or torch.float32)
+    return every, every
+
+
+def _without_memory(p: Tensor, dtype: torch.dtype | None) -> Tensor:
+    wanted = dtype if dtype is not None and p.is_floating_point() else p.dtype
+    return torch.empty_strided(p.shape, p.stride(), dtype=wanted, device="meta")
+
+
+def _of_count(count: Any, dtype: torch.dtype) -> Named:
+    if isinstance(count, bool) or not isinstance(count, (int, float)):
+        raise TypeError(
+            f"model: expected a module or a number of parameters, got {arguments.describe(count)}"
+        )
+    if not 1 <= count < 2**63 or int(count) != count:
+        raise ValueError(f"model: expected a whole number of parameters, got {count}")
+    each, longer = divmod(int(count), _TENSORS)
+    sizes = [each + (i < longer) for i in range(_TENSORS)]
+    return {f"{i}": torch.empty(n, dtype=dtype, device="meta") for i, n in enumerate(sizes) if n}
+
+
+def _expect_stage(stage: Any, codec: Any, param_codec: Any) -> None:
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise ValueError(f"stage: expected 0 or 1, got {arguments.describe(stage)}")
+    if stage > 1:
+        raise ValueError(f"stage: expected 0 or 1, got {stage}: plans of FSDP2 are not there yet")
+    if stage == 1 and codec is None:
+        raise ValueError("codec: expected one at stage 1, got None; use 'none' for exact gradients")
+    if stage == 0 and param_codec is not None:
+        raise ValueError(
+            f"param_codec: expected None at stage 0, got {param_codec!r}: there every rank updates "
+            "all parameters itself; use stage=1"
+        )
+
+
+def _expect_sendable(trained: Named) -> None:
+    for name, p in trained.items():
+        if p.dtype not in arguments.SENT_DTYPES:
+            known = arguments.dtype_names(arguments.SENT_DTYPES)
+            raise ValueError(f"parameter {name!r}: expected dtype {known}, got {p.dtype}")
+
+
+def _readable(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"

@@ -1,0 +1,155 @@
+"""What an optimizer holds, found out by letting it take steps on small tensors.
+
+Its state is alive between steps. What a step itself needs on top is alive for one parameter at a
+time, next to the leftovers of the one before it; or, with foreach=True, for all of them at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from zcomm.base import arguments
+
+_SIDE = 48  # the small tensors are square: some optimizers want matrices
+_NUMEL = _SIDE * _SIDE
+_STEPS = 2  # the second one has nothing left to set up
+_KNOWN = {
+    name.lower(): found
+    for name, found in vars(torch.optim).items()
+    if isinstance(found, type) and issubclass(found, Optimizer) and found is not Optimizer
+}
+
+
+class OptimizerMemory(NamedTuple):
+    """Bytes of the state, and of what a step needs on top."""
+
+    per_element: float
+    per_parameter: int
+    step_alone: float  # per element of the parameter that is being updated
+    step_before: float  # per element of the one before it
+    step_all: float  # per element of all parameters together
+
+    def state_nbytes(self, sizes: Sequence[int]) -> int:
+        return int(self.per_element * sum(sizes)) + self.per_parameter * len(sizes)
+
+    def step_nbytes(self, sizes: Sequence[int]) -> int:
+        pairs = zip(sizes, [0, *sizes])
+        largest = max((self.step_alone * n + self.step_before * m for n, m in pairs), default=0)
+        return int(largest + self.step_all * sum(sizes))
+
+
+def optimizer_class(optimizer: Any) -> Any:
+    """A class of torch.optim, from itself or its name in any case."""
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in _KNOWN:
+            raise ValueError(
+                f"optimizer: expected one of {', '.join(sorted(_KNOWN))}, got {optimizer!r}; give "
+                "the class of another one"
+            )
+        return _KNOWN[optimizer.lower()]
+    if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
+        raise TypeError(
+            "optimizer: expected a name such as 'adamw' or a class of torch.optim, got "
+            f"{arguments.describe(optimizer)}"
+        )
+    return optimizer
+
+
+def optimizer_memory(
+    kind: Any, options: Mapping[str, Any], dtype: torch.dtype, flat: bool
+) -> OptimizerMemory:
+    """For parameters of this dtype; `flat`: they are one-dimensional, as shards are."""
+
+    def needed(sizes: Sequence[int]) -> float:
+        trial.restart([torch.zeros(n if flat else (n // _SIDE, _SIDE), dtype=dtype) for n in sizes])
+        return trial.most_nbytes / _NUMEL
+
+    trial = _Trial(kind, options)
+    alone, three, six = needed([_SIDE, _NUMEL, _SIDE]), needed([_NUMEL] * 3), needed([_NUMEL] * 6)
+    state = trial.state()
+    if six > 1.5 * three:
+        return OptimizerMemory(*state, 0.0, 0.0, six / 6)
+    alone = min(float(round(alone)), three)
+    return OptimizerMemory(*state, alone, three - alone, 0.0)
+
+
+class _Trial:
+    """Steps of an optimizer on tensors of zeros."""
+
+    def __init__(self, kind: Any, options: Mapping[str, Any]) -> None:
+        self._kind, self._options = kind, options
+        self.most_nbytes = 0
+
+    def restart(self, tensors: list[Tensor]) -> None:
+        name = self._kind.__name__
+        try:
+            self._optimizer = self._kind([{"params": tensors}], **self._options)
+            for _ in range(_STEPS):
+                for t in tensors:
+                    t.grad = torch.ones_like(t)
+                books = _Books()
+                with books:
+                    self._optimizer.step()
+        except Exception as error:
+            raise ValueError(
+                f"optimizer: expected arguments that {name} takes, and one that steps without a "
+                f"closure, got an error: {type(error).__name__}: {error}"
+            ) from error
+        self.most_nbytes = books.most
+
+    def state(self) -> tuple[float, int]:
+        """Bytes of the state of a parameter: for each of its elements, and for the whole."""
+        elements, whole = 0, 0
+        p = self._optimizer.param_groups[0]["params"][0]
+        for key, value in self._optimizer.state[p].items():
+            if not isinstance(value, Tensor):
+                continue
+            if value.shape == p.shape:
+                elements += value.element_size()
+            elif value.numel() == 1:
+                whole += value.nbytes
+            else:
+                raise ValueError(
+                    f"optimizer: expected one that keeps a value for each element, got "
+                    f"{self._kind.__name__}, whose {key!r} has another shape than its parameter; "
+                    "add up its state yourself, and plan the rest with 'sgd'"
+                )
+        return elements, whole
+
+
+class _Books(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the memory of all tensors that are made inside of it, as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {t.untyped_storage()._cdata for t in tree_leaves(args) if isinstance(t, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for t in tree_leaves(made):
+            if isinstance(t, Tensor) and t.untyped_storage()._cdata not in known:
+                self._add(t.untyped_storage())
+        return made
+
+    def _add(self, storage: Any) -> None:
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key in self._alive:
+            return
+
+        def gone(_: Any) -> None:
+            del self._alive[key]
+            self.now -= nbytes
+
+        self._alive[key] = weakref.ref(storage, gone)
+        self.now += nbytes
+        self.most = max(self.most, self.now)

@@ -1,0 +1,172 @@
+"""Reports as one HTML file: no script, no font and no picture from elsewhere.
+
+`page` gives the whole document. Its parts are made here and by plot.py; everything else that is
+handed over is text, and is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from zcomm.report import plot, svg
+
+DARK = {
+    "paper": "#0d1117",
+    "card": "#161b22",
+    "ink": "#e6edf3",
+    "muted": "#9198a1",
+    "grid": "#30363d",
+    "accent": "#2fc79a",
+    "marked": "#12261e",
+}
+LIGHT = {
+    "paper": "#f6f8fa",
+    "card": svg.PAPER,
+    "ink": svg.INK,
+    "muted": svg.MUTED,
+    "grid": svg.GRID,
+    "accent": "#00734f",
+    "marked": "#e8f6f1",
+}
+STYLE = """
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.5;
+  font-family: FONT; -webkit-text-size-adjust: 100%; }
+main { max-width: 82rem; margin: 0 auto; padding: 2rem 1.25rem 3rem; }
+h1 { font-size: clamp(1.5rem, 5vw, 2.1rem); line-height: 1.2; margin: 0 0 1.5rem;
+  letter-spacing: -0.02em; }
+h2 { font-size: 1.2rem; margin: 2.25rem 0 0.5rem; letter-spacing: -0.01em; }
+p { margin: 0.4rem 0; max-width: 70ch; }
+.bodies { display: grid; gap: 1rem; margin-top: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
+.card { background: var(--card); border: 1px solid var(--grid); border-radius: 10px;
+  padding: 0.5rem; margin: 0; min-width: 0; }
+.card svg { display: block; width: 100%; height: auto; max-width: 38rem; margin: 0 auto; }
+.wide { grid-column: 1 / -1; overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.5rem 0.75rem; text-align: right; white-space: nowrap; }
+th { color: var(--muted); font-weight: 500; font-size: 0.85rem; vertical-align: bottom; }
+td { border-top: 1px solid var(--grid); }
+.words { text-align: left; }
+td:first-child { font-weight: 600; }
+tr.marked td { background: var(--marked); }
+.tiles { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 10rem), 1fr)); }
+.tile { background: var(--card); border: 1px solid var(--grid); border-radius: 10px;
+  padding: 0.9rem 1.1rem; }
+.tile b { display: block; font-size: 1.8rem; line-height: 1.2; color: var(--accent);
+  letter-spacing: -0.02em; }
+.tile span { color: var(--muted); font-size: 0.9rem; }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 0.35rem 1.25rem;
+  margin: 0; padding: 0.6rem; font-size: 0.92rem; }
+dt { color: var(--muted); }
+dd { margin: 0; overflow-wrap: anywhere; }
+.ink { color: var(--ink); }
+.muted { color: var(--muted); }
+.grid { color: var(--grid); }
+@media (max-width: 30rem) {
+  dl { grid-template-columns: 1fr; gap: 0; }
+  dd { margin-bottom: 0.5rem; }
+  th, td { padding: 0.4rem 0.5rem; font-size: 0.85rem; }
+}
+@media print { body { background: none; } .card, .tile { break-inside: avoid; } }
+"""
+
+
+def page(title: str, about: Mapping[str, object], parts: Sequence[str]) -> str:
+    """The document: the parts, and at its end `about`: where and how it was measured."""
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            # Without an icon of its own, a browser would ask a server for one.
+            '<link rel="icon" href="data:,">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{style()}</style>",
+            "</head>",
+            "<body>",
+            "<main>",
+            f"<h1>{escape(title)}</h1>",
+            *parts,
+            section("Where and how", "", description(about)),
+            "</main>",
+            "</body>",
+            "</html>\n",
+        ]
+    )
+
+
+def section(heading: str, text: str, *bodies: str) -> str:
+    """A heading, paragraphs (a blank line between them), then plots and tables side by side."""
+    paragraphs = [f"<p>{escape(one)}</p>" for one in text.split("\n\n") if one.strip()]
+    inside = [framed(body) for body in bodies]
+    shown = [f'<div class="bodies">{"".join(inside)}</div>'] if inside else []
+    return "\n".join(
+        ["<section>", f"<h2>{escape(heading)}</h2>", *paragraphs, *shown, "</section>"]
+    )
+
+
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    left: int = 1,
+    marked: int | None = None,
+) -> str:
+    """The first `left` columns are words, the others numbers; `marked` is the row to look at."""
+    head = "".join(cell("th", name, i < left) for i, name in enumerate(headings))
+    body = []
+    for number, row in enumerate(rows):
+        cells = "".join(cell("td", value, i < left) for i, value in enumerate(row))
+        body.append(f'<tr class="marked">{cells}</tr>' if number == marked else f"<tr>{cells}</tr>")
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f'<div class="card wide"><table>{inside}</table></div>'
+
+
+def tiles(facts: Sequence[tuple[str, str]]) -> str:
+    """What a report comes down to: each a figure and what it is."""
+    each = [
+        f'<div class="tile"><b>{escape(figure)}</b><span>{escape(words)}</span></div>'
+        for figure, words in facts
+    ]
+    return f'<div class="wide tiles">{"".join(each)}</div>'
+
+
+def description(facts: Mapping[str, object]) -> str:
+    each = [
+        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items()
+    ]
+    return f'<div class="card wide"><dl>{"".join(each)}</dl></div>'
+
+
+def cell(tag: str, value: object, words: bool) -> str:
+    kind = ' class="words"' if words else ""
+    return f"<{tag}{kind}>{escape(str(value))}</{tag}>"
+
+
+def framed(body: str) -> str:
+    """Tables and tiles have their frames."""
+    return f'<figure class="card">{body}</figure>' if body.startswith("<svg") else body
+
+
+def style() -> str:
+    dark = [f".series-{i} {{ color: {colour}; }}" for i, colour in enumerate(plot.ON_DARK)]
+    return "\n".join(
+        [
+            f":root {{ {variables(LIGHT)} }}",
+            STYLE.replace("FONT", svg.FONT),
+            "@media screen and (prefers-color-scheme: dark) {",
+            f":root {{ {variables(DARK)} }}",
+            *dark,
+            "}",
+        ]
+    )
+
+
+def variables(colours: Mapping[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in colours.items())

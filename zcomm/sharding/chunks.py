@@ -1,0 +1,308 @@
+"""Chunks: how a flat tensor travels. Items are cut into pieces, pieces fill chunks.
+
+| word  | what it is |
+| ----- | --- |
+| item  | a parameter (or the one tensor of a collective) inside the flat tensor |
+| piece | a part of one owner's run of an item that is never cut; a segment of a layout |
+| chunk | the pieces that are encoded, sent and decoded together; it has work for every owner |
+
+The wire of a chunk holds one frame per owner, in the order of ranks but this rank's own frame last:
+what goes to the others, and what comes from them, is then one contiguous range.
+
+With hosts, a chunk has a smaller one for each hop: `local`, the pieces by the number of their owner
+inside of its host, and `across`, what this rank has summed of those, by their owner's host. The
+frames of the whole are in the order of columns, this rank's own column last: it is the wire of
+`across`, as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, zip_longest
+from typing import NamedTuple
+
+import torch
+
+from zcomm.codecs import Codec
+from zcomm.codecs.layout import Layout, Segment
+from zcomm.codecs.raw import RawLayout
+from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.owners import cut, piece_numel
+
+# Runs of codecs without blocks are cut at multiples of this.
+_PLAIN_BLOCK = 128
+# topk selects within a piece: 16 times longer ones leave it more to choose from.
+_TOPK_ROWS = 16
+
+
+class Item(NamedTuple):
+    """A parameter at `offset` of the flat tensor; rank r owns its bounds[r]:bounds[r + 1].
+
+    Where the owners' runs do not follow each other, `places` has where each of them begins.
+    """
+
+    key: str
+    codec: Codec
+    numel: int
+    offset: int
+    bounds: tuple[int, ...]
+    places: tuple[int, ...] | None = None
+
+    def place(self, owner: int, start: int) -> int:
+        """Where element `start`, of an owner's run, is in the flat tensor."""
+        if self.places is None:
+            return self.offset + start
+        return self.places[owner] + start - self.bounds[owner]
+
+
+class Piece(NamedTuple):
+    """Elements [start, stop) of an item, owned by one rank, at `offset` of the flat tensor."""
+
+    item: Item
+    start: int
+    stop: int
+    owner: int
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+class TwoHops(NamedTuple):
+    """How to make chunks for hosts: which they are, and the codec inside of them."""
+
+    hosts: Hosts
+    codec: Codec
+
+
+class Chunk:
+    """Pieces that travel together.
+
+    `wire` is the layout of all frames over the flat tensor, `own` that of this rank's frame, packed
+    from offset 0; `shard_offset` is where that begins among all that this rank owns. fp64 is `raw`.
+    Frames are in the order of `senders`, the ranks of a group by the names that errors give them.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        senders: Sequence[int],
+        shard_offset: int,
+        raw: bool,
+        two_hops: TwoHops | None = None,
+    ) -> None:
+        *_, self.rank = self.senders = tuple(senders)
+        slots = {r: slot for slot, r in enumerate(senders)}
+        self.pieces = sorted(pieces, key=lambda p: slots[p.owner])
+        self.own_pieces = [p for p in self.pieces if p.owner == self.rank]
+        self.numel = sum(p.numel for p in pieces)
+        self.shard_offset = shard_offset
+        self.raw = raw
+        segments = [Segment(p.item.codec, p.numel, p.offset, slots[p.owner]) for p in self.pieces]
+        self.wire = _layout(segments, len(senders), raw)
+        self.own = self.wire.for_peer(len(senders) - 1)
+        self.sum_dtype = torch.float64 if raw else torch.float32
+        frames = self.wire.frame_nbytes
+        self.own_nbytes = frames[-1]
+        self.others_nbytes = self.wire.wire_nbytes - self.own_nbytes
+        self.rows_nbytes = self.own_nbytes * (len(senders) - 1)
+        # What goes to, or comes from, each rank: its own frame; or this rank's frame, from each.
+        others = sorted(senders)
+        self.frame_splits = [0 if r == self.rank else frames[slots[r]] for r in others]
+        self.row_splits = [0 if r == self.rank else self.own_nbytes for r in others]
+        self.index = others.index(self.rank)
+        self.hops = None if two_hops is None else Hops(self, two_hops)
+
+    @property
+    def coded(self) -> Chunk:
+        """The chunk of the encoding that has residuals: between hosts, if there are several."""
+        return self if self.hops is None else self.hops.across
+
+    @cached_property
+    def packed(self) -> Layout | RawLayout:
+        """The same frames, for a buffer that holds nothing but the chunk's elements."""
+        starts = accumulate((s.numel for s in self.wire.segments), initial=0)
+        segments = [
+            Segment(s.codec, s.numel, start, s.peer) for s, start in zip(self.wire.segments, starts)
+        ]
+        return _layout(segments, self.wire.peers, self.sum_dtype is torch.float64)
+
+    def needs_rows(self, reduce: bool) -> bool:
+        """Whether there are frames of several ranks, or copies of this rank's own for them.
+
+        Between two ranks a gather sends the one frame from where it is.
+        """
+        return reduce or self.wire.peers > 2
+
+    def placed(self, positions: Mapping[str, int]) -> Layout | RawLayout:
+        """The layout of this rank's frame, for a buffer with its run of each item at a position."""
+        segments = [
+            Segment(
+                p.item.codec,
+                p.stop - p.start,
+                positions[p.item.key] + p.start - p.item.bounds[self.rank],
+            )
+            for p in self.own_pieces
+        ]
+        return _layout(segments, 1, self.sum_dtype is torch.float64)
+
+    def slot_nbytes(self, reduce: bool) -> tuple[int, int]:
+        """What its wire and its rows need of buffers, in all of its hops."""
+        wire, rows = self.wire.wire_nbytes, self.rows_nbytes if self.needs_rows(reduce) else 0
+        if self.hops is None:
+            return wire, rows
+        return self.hops.slot_nbytes(wire, reduce)
+
+    def runs(self) -> list[Piece]:
+        """The pieces in the order of `packed`, neighbours of one item and owner joined."""
+        joined: list[Piece] = []
+        for piece in self.pieces:
+            end = (joined[-1].item, joined[-1].owner, joined[-1].stop) if joined else None
+            if end == (piece.item, piece.owner, piece.start):
+                joined[-1] = joined[-1]._replace(stop=piece.stop)
+            else:
+                joined.append(piece)
+        return joined
+
+
+class Hops:
+    """The smaller chunks of a chunk that goes through two hops, and back."""
+
+    def __init__(self, chunk: Chunk, two_hops: TwoHops) -> None:
+        hosts = two_hops.hosts
+        # The codec inside of a host is that of all pieces: nothing else is different there.
+        inside = [
+            p._replace(item=p.item._replace(codec=two_hops.codec), owner=_neighbour(hosts, p.owner))
+            for p in chunk.pieces
+        ]
+        self.local = Chunk(inside, own_last(hosts.neighbours, hosts.rank), 0, chunk.raw)
+        ours = [p for p in chunk.pieces if hosts.place(p.owner).local == hosts.local]
+        summed = {
+            (p.item.key, p.start): s.offset
+            for p, s in zip(self.local.own_pieces, self.local.own.segments)
+        }
+        across = [p._replace(offset=summed[p.item.key, p.start]) for p in ours]
+        self.across = Chunk(across, own_last(hosts.column, hosts.rank), 0, chunk.raw)
+        # The way back: each neighbour has the frames of its column, which go to all the others.
+        self.column_nbytes = self.across.wire.wire_nbytes
+        self.forwarded_nbytes = self.column_nbytes * (len(hosts.neighbours) - 1)
+        columns = _column_nbytes(chunk, hosts)
+        self.column_splits = [columns[r] if r != hosts.rank else 0 for r in sorted(columns)]
+        self.forward_splits = [
+            self.column_nbytes if r != hosts.rank else 0 for r in sorted(columns)
+        ]
+
+    def slot_nbytes(self, wire: int, reduce: bool) -> tuple[int, int]:
+        rows = max(self.across.rows_nbytes, self.forwarded_nbytes)
+        if not reduce:
+            return wire, rows
+        local = self.local
+        return max(wire, local.wire.wire_nbytes), max(rows, local.rows_nbytes)
+
+
+def _neighbour(hosts: Hosts, owner: int) -> int:
+    """The rank of this host that sums what `owner` will own."""
+    return hosts.neighbours[hosts.place(owner).local]
+
+
+def _column_nbytes(chunk: Chunk, hosts: Hosts) -> dict[int, int]:
+    """The bytes of each neighbour's column, in the wire of the whole."""
+    nbytes = dict.fromkeys(hosts.neighbours, 0)
+    for r, frame in zip(chunk.senders, chunk.wire.frame_nbytes):
+        nbytes[_neighbour(hosts, r)] += frame
+    return nbytes
+
+
+def own_last(ranks: Iterable[int], rank: int) -> list[int]:
+    """The order of a wire's frames: that of a group's ranks, this one last."""
+    return [*(r for r in sorted(ranks) if r != rank), rank]
+
+
+def senders_of(rank: int, world_size: int, hosts: Hosts | None = None) -> list[int]:
+    """The same for all ranks of a group; with hosts column by column, as neighbours have them."""
+    if hosts is None:
+        return own_last(range(world_size), rank)
+    neighbours = own_last(hosts.neighbours, rank)
+    return [r for n in neighbours for r in own_last(hosts.column_of(n), n)]
+
+
+class ChunkSize(NamedTuple):
+    """How much a chunk holds, at most: elements, and bytes on the wire."""
+
+    numel: int
+    nbytes: int
+
+
+def best_chunk_size(world_size: int) -> ChunkSize:
+    """Large enough to hide what a collective costs besides its bytes, which grows with the ranks;
+    small enough that the first and the last chunk, which nothing overlaps with, are a small part of
+    a large tensor. The bytes bound the engine's memory.
+    """
+    return ChunkSize(min(world_size << 19, 1 << 22), 6 << 20)
+
+
+def make_chunks(
+    items: Sequence[Item],
+    rank: int,
+    world_size: int,
+    size: ChunkSize,
+    raw: bool = False,
+    two_hops: TwoHops | None = None,
+) -> tuple[Chunk, ...]:
+    """Chunks of whole rows of pieces, in the order of the items."""
+    senders = senders_of(rank, world_size, two_hops.hosts if two_hops else None)
+    chunks: list[Chunk] = []
+    pending: list[Piece] = []
+    numel = nbytes = shard_offset = 0
+    for row in _rows(items, world_size):
+        row_numel = sum(p.numel for p in row)
+        row_nbytes = sum(_nbytes(p, raw, two_hops) for p in row)
+        if pending and (numel + row_numel > size.numel or nbytes + row_nbytes > size.nbytes):
+            chunks.append(Chunk(pending, senders, shard_offset, raw, two_hops))
+            shard_offset += chunks[-1].own.numel
+            pending, numel, nbytes = [], 0, 0
+        pending += row
+        numel += row_numel
+        nbytes += row_nbytes
+    if pending:
+        chunks.append(Chunk(pending, senders, shard_offset, raw, two_hops))
+    return tuple(chunks)
+
+
+def block_of(codec: Codec) -> int:
+    """Owners' runs of an item with this codec are cut at multiples of this."""
+    return codec.block or _PLAIN_BLOCK
+
+
+def piece_limit(codec: Codec, world_size: int) -> int:
+    """The longest piece of an item with this codec."""
+    return piece_numel(world_size, _TOPK_ROWS if codec.name == "topk" else 1)
+
+
+def _rows(items: Sequence[Item], world_size: int) -> Iterator[list[Piece]]:
+    """The n-th pieces of all owners of an item, for n = 0, 1, ...: even work for all of them."""
+    for item in items:
+        limit = piece_limit(item.codec, world_size)
+        runs = [
+            [
+                Piece(item, a, b, r, item.place(r, a))
+                for a, b in cut(item.bounds[r], item.bounds[r + 1], limit)
+            ]
+            for r in range(world_size)
+        ]
+        for row in zip_longest(*runs):
+            yield [piece for piece in row if piece is not None]
+
+
+def _nbytes(piece: Piece, raw: bool, two_hops: TwoHops | None) -> int:
+    """On the wire, in the hop with the most."""
+    if raw:
+        return 8 * piece.numel
+    codecs = [piece.item.codec, *([two_hops.codec] if two_hops else [])]
+    return max(codec.body_nbytes(piece.numel) for codec in codecs)
+
+
+def _layout(segments: Sequence[Segment], peers: int, raw: bool) -> Layout | RawLayout:
+    return RawLayout(segments, peers) if raw else Layout(segments, peers)

@@ -1,0 +1,195 @@
+"""Settings of the hook: checked when made, the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+
+import torch
+
+from zcomm.base import arguments
+from zcomm.codecs import Codec, codec
+from zcomm.sharding.chunks import ChunkSize, TwoHops, best_chunk_size
+from zcomm.sharding.feedback import NEEDS_FEEDBACK, Mode, checked_decay
+from zcomm.sharding.hierarchy import Hierarchy
+from zcomm.sharding.hosts import Hosts
+
+# What is best for each codec: benchmarks/convergence.py.
+DEFAULT_FEEDBACK: dict[str, Mode] = {
+    "none": False,
+    "bf16": False,
+    "fp16": False,
+    "int8": False,
+    "fp8": False,
+    "int4": False,
+    "lm4": False,
+    "lm3": False,
+    "lm2": False,
+    "sign": 0.8,
+    "topk": 0.8,
+}
+PLAIN = codec("none")
+# Codecs that carry a dtype exactly.
+EXACT = {
+    torch.float32: PLAIN,
+    torch.float64: PLAIN,
+    torch.bfloat16: codec("bf16"),
+    torch.float16: codec("fp16"),
+}
+_LEAST_CHUNK_MB = 1 / 16
+_NOT_COMPARED = ("threads",)  # how fast, not what
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `zcomm.compress` takes.
+
+    codec        a spec, or a dict of patterns of parameter names and specs; the first match counts;
+                 or a zcomm.Hierarchy with a codec for each of two hops
+    feedback     None: the best for each codec; True, False, or a decay between 0 and 1
+    start_step   steps before this one are uncompressed
+    chunk_mb     fp32 megabytes that are encoded and sent at once; None: the best for the group
+    timeout_s    when to give up on the other ranks; None: the group's own timeout
+    verify       whether frames carry checksums
+    min_numel    smaller parameters go uncompressed
+    residual_dtype, threads: storage of residuals; threads of the codecs (None: torch's)
+    """
+
+    codec: str | Codec | Mapping[str, str | Codec] | Hierarchy = "lm4"
+    feedback: bool | float | None = None
+    start_step: int = 0
+    chunk_mb: float | None = None
+    timeout_s: float | None = None
+    verify: bool = True
+    min_numel: int = 1024
+    residual_dtype: torch.dtype | str = torch.float32
+    threads: int | None = None
+    hierarchy: Hierarchy | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.codec, Hierarchy):
+            object.__setattr__(self, "hierarchy", self.codec)
+            object.__setattr__(self, "codec", self.codec.across)
+        object.__setattr__(self, "codec", _checked_codecs(self.codec))
+        object.__setattr__(self, "feedback", _checked_feedback(self.feedback))
+        for name in ("start_step", "min_numel"):
+            object.__setattr__(self, name, arguments.count(getattr(self, name), name))
+        if self.chunk_mb is not None:
+            _expect_number("chunk_mb", self.chunk_mb, _LEAST_CHUNK_MB)
+        if self.timeout_s is not None:
+            _expect_number("timeout_s", self.timeout_s, 0.1)
+        if not isinstance(self.verify, bool):
+            raise TypeError(f"verify: expected a bool, got {arguments.describe(self.verify)}")
+        residual_dtype = arguments.dtype_of(self.residual_dtype, "residual_dtype")
+        object.__setattr__(self, "residual_dtype", residual_dtype)
+        if self.residual_dtype not in arguments.RESIDUAL_DTYPES:
+            known = arguments.dtype_names(arguments.RESIDUAL_DTYPES)
+            raise ValueError(f"residual_dtype: expected {known}, got {self.residual_dtype}")
+        arguments.thread_count(self.threads)
+        for used in self.codecs():
+            mode = self.mode(used)
+            if self.residual_dtype is torch.int8 and isinstance(mode, float):
+                raise ValueError(
+                    f"residual_dtype: expected torch.float32 or torch.bfloat16 with a decay, got "
+                    f"torch.int8 with feedback={mode} for codec {used.spec!r}; use feedback=True"
+                )
+
+    @property
+    def residual_storage(self) -> torch.dtype:
+        return arguments.dtype_of(self.residual_dtype, "residual_dtype")
+
+    def chunk_size(self, world_size: int) -> ChunkSize:
+        if self.chunk_mb is None:
+            return best_chunk_size(world_size)
+        return ChunkSize(int(self.chunk_mb * 2**18), int(self.chunk_mb * 2**20))
+
+    def two_hops(self, hosts: Hosts | None) -> TwoHops | None:
+        """How chunks are made for hosts, if there are several with several ranks each."""
+        if self.hierarchy is None or hosts is None:
+            return None
+        return TwoHops(hosts, self.hierarchy.local_codec)
+
+    def codecs_by_pattern(self) -> dict[str, str]:
+        assert isinstance(self.codec, dict)
+        return self.codec
+
+    def codecs(self) -> list[Codec]:
+        return [codec(spec) for spec in self.codecs_by_pattern().values()]
+
+    def codec_of(self, name: str, numel: int) -> Codec:
+        """The codec of a parameter; refuses a name that no pattern matches."""
+        for pattern, spec in self.codecs_by_pattern().items():
+            if fnmatchcase(name, pattern):
+                return PLAIN if numel < self.min_numel else codec(spec)
+        patterns = ", ".join(map(repr, self.codecs_by_pattern()))
+        raise ValueError(
+            f"codec: expected a pattern that matches parameter {name!r}, got {patterns}; "
+            "add '*' as the last one"
+        )
+
+    def mode(self, used: Codec) -> Mode:
+        """How residuals of a codec are fed back."""
+        if used.name == "none":
+            return False
+        if self.feedback is None:
+            return DEFAULT_FEEDBACK[used.name]
+        if self.feedback is False and used.name in NEEDS_FEEDBACK:
+            raise ValueError(
+                f"feedback: expected True or a decay with codec {used.spec!r}, got False: it "
+                "leaves out so much that it needs feedback"
+            )
+        return self.feedback
+
+    def compared(self) -> dict[str, str]:
+        """The settings that must be the same on all ranks, as text."""
+        texts = {name: _text(getattr(self, name)) for name in SETTING_NAMES}
+        texts["hierarchy"] = "none" if self.hierarchy is None else self.hierarchy.compared()
+        return {name: text for name, text in texts.items() if name not in _NOT_COMPARED}
+
+
+SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
+
+
+def expect_same(everyone: Sequence[Mapping[str, str]], rank: int) -> None:
+    """Refuses settings that differ; every rank raises, and names each rank's value."""
+    for name in sorted({key for settings in everyone for key in settings}):
+        values = [settings.get(name, "missing") for settings in everyone]
+        if len(set(values)) > 1:
+            each = ", ".join(f"rank {r}: {value}" for r, value in enumerate(values))
+            raise ValueError(
+                f"rank {rank}: expected the same {name} on all ranks, got {each}; "
+                "give all ranks the same value"
+            )
+
+
+def _checked_codecs(given: object) -> dict[str, str]:
+    """Patterns and specs; a single spec is the pattern "*"."""
+    if isinstance(given, (str, Codec)):
+        given = {"*": given}
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            "codec: expected a spec such as 'lm4', or a dict of name patterns and specs, got "
+            f"{arguments.describe(given)}"
+        )
+    if not given:
+        raise ValueError("codec: expected at least one pattern, got an empty dict; add '*': 'lm4'")
+    for pattern in given:
+        if not isinstance(pattern, str):
+            raise TypeError(f"codec: expected patterns as str, got {arguments.describe(pattern)}")
+    return {pattern: codec(spec).spec for pattern, spec in given.items()}
+
+
+def _checked_feedback(given: object) -> bool | float | None:
+    return given if given is None or isinstance(given, bool) else checked_decay(given)
+
+
+def _expect_number(name: str, value: object, least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a number, got {arguments.describe(value)}")
+    if not least <= value < float("inf"):
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
+
+
+def _text(value: object) -> str:
+    return repr(float(value)) if isinstance(value, float) else repr(value)

@@ -1,0 +1,25 @@
+"""A meeting of all ranks before their first bytes: the same settings, a name, and their hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zcomm.sharding.hierarchy import ANNOUNCED, Hierarchy, met_hosts
+from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.settings import expect_same
+from zcomm.transport.channels import exchange
+
+
+def meet(
+    compared: Mapping[str, str], hierarchy: Hierarchy | None, group: Any, rank: int
+) -> tuple[str, Hosts | None]:
+    """A name that all ranks share and none used before, and where each of them is.
+
+    Refuses settings that are not the same on all ranks. All of them call it.
+    """
+    mine = hierarchy.announced(group, rank) if hierarchy else {}
+    everyone, name = exchange({**compared, **mine}, group)
+    settings = [{k: v for k, v in one.items() if k not in ANNOUNCED} for one in everyone]
+    expect_same(settings, rank)
+    return name, met_hosts(hierarchy, everyone, rank)

@@ -1,0 +1,211 @@
+"""The gather of parameters after an optimizer's step.
+
+Exact: owners send their runs in the parameter's own dtype. With a codec, owners send the difference
+between their fp32 master and the parameter, which is the same on all ranks:
+
+    d  =  decode(encode(master - p))        p  <-  p + d        on every rank, the owner too
+
+The master loses nothing: what the codec leaves out is part of the next difference. Replicas stay
+identical, because all of them add the same d to the same p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from itertools import accumulate, compress
+
+import torch
+from torch import Tensor
+
+from zcomm.codecs import Codec
+from zcomm.codecs.scattered import ScatteredLayout
+from zcomm.ddp.compressor import Compressor
+from zcomm.engine.job import Direct, Job
+from zcomm.sharding.chunks import Chunk, Piece, make_chunks
+from zcomm.sharding.settings import EXACT, Settings
+from zcomm.zero.shards import Shard
+
+
+def difference_codec(settings: Settings | None, shard: Shard) -> Codec | None:
+    """The codec of a parameter's differences; None: it is gathered exactly."""
+    dtype = shard.flat.dtype
+    if settings is None or dtype is torch.float64:
+        return None
+    found = settings.codec_of(shard.name, shard.item.numel)
+    return None if found.name == "none" else found
+
+
+def gathered_codec(settings: Settings | None, shard: Shard) -> Codec:
+    """What a parameter is sent with: its differences, or its own dtype exactly."""
+    return difference_codec(settings, shard) or EXACT[shard.flat.dtype]
+
+
+def needs_master(settings: Settings | None, shard: Shard) -> bool:
+    """Whether the parameter itself cannot be the truth: it is coarse, or lags behind."""
+    coarse = shard.flat.dtype in (torch.bfloat16, torch.float16)
+    return coarse or difference_codec(settings, shard) is not None
+
+
+def is_in_place(shards: Iterable[Shard]) -> bool:
+    """Whether runs are sent from where they lie to where they belong: fp32 without masters."""
+    return all(s.flat.dtype is torch.float32 and not s.has_master for s in shards)
+
+
+class Gathers:
+    """The gathers of an optimizer's parameters, one for each dtype, made when first needed."""
+
+    def __init__(self, compressor: Compressor, param_settings: Settings | None) -> None:
+        self._compressor, self._param_settings = compressor, param_settings
+        self._usual: list[Gather] = []
+
+    def forget(self) -> None:
+        """Parameters have come, or have moved."""
+        self._usual = []
+
+    def run(self, shards: Collection[Shard], what: str, note: str, exact: bool) -> None:
+        """Gathers all parameters, with the codecs or exactly; raises what the engine raises."""
+        engine = self._compressor.engine
+        if engine is None:
+            for shard in shards:
+                if shard.has_master:
+                    shard.run.copy_(shard.tensor)
+            return
+        if not exact and not self._usual:
+            self._usual = self._make(shards, self._param_settings)
+        gathers = self._make(shards, None) if exact else self._usual
+        jobs = [gather.job(what, note) for gather in gathers]
+        for job in jobs:
+            engine.submit(job)
+        for job in jobs:
+            job.wait()
+        self._compressor.raise_failure()
+
+    def _make(self, shards: Collection[Shard], param_settings: Settings | None) -> list[Gather]:
+        by_dtype: dict[torch.dtype, list[Shard]] = {}
+        for shard in shards:
+            by_dtype.setdefault(shard.flat.dtype, []).append(shard)
+        for shard in shards:
+            self._compressor.keep(shard.flat)
+            self._compressor.keep(shard.tensor)
+        return [Gather(some, self._compressor, param_settings) for some in by_dtype.values()]
+
+
+class Gather:
+    """Parameters of one dtype, and where their chunks go."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        compressor: Compressor,
+        param_settings: Settings | None,
+    ) -> None:
+        settings, world_size = compressor.settings, compressor.world_size
+        self.dtype = shards[0].flat.dtype
+        coded = {s.name for s in shards if difference_codec(param_settings, s)}
+        offsets = accumulate((shard.item.numel for shard in shards), initial=0)
+        items = [
+            shard.item._replace(codec=gathered_codec(param_settings, shard), offset=offset)
+            for shard, offset in zip(shards, offsets)
+        ]
+        size = settings.chunk_size(world_size)
+        raw = self.dtype is torch.float64
+        two_hops = compressor.buckets.two_hops
+        self.chunks = make_chunks(items, compressor.rank, world_size, size, raw, two_hops)
+        self._verify = settings.verify
+        self._specs = ", ".join(sorted({item.codec.spec for item in items}))
+        self._memory = _Memory(self.chunks, {s.name: s for s in shards}, coded, self.dtype)
+
+    def job(self, what: str, signature: str) -> Job:
+        numel = sum(chunk.numel for chunk in self.chunks)
+        return Job(
+            f"parameters of {what}",
+            self.chunks,
+            None,
+            None,
+            reduce=False,
+            gather=True,
+            verify=self._verify,
+            memory=self._memory,
+            signature=f"{what}: {numel} {self.dtype} parameters as {self._specs}{signature}",
+        )
+
+
+class _Memory:
+    """Parameters as the engine reads and writes them, chunk by chunk; views are made once."""
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        shards: Mapping[str, Shard],
+        coded: Container[str],
+        dtype: torch.dtype,
+    ) -> None:
+        self.itemsize = dtype.itemsize
+        in_place = is_in_place(shards.values())
+        self._direct = [_in_place(c, shards) for c in chunks] if in_place else [None] * len(chunks)
+        self._loaded: list[tuple[list[Tensor], _Views]] = []
+        self._stored: list[_Views] = []
+        for chunk in () if in_place else chunks:
+            runs = chunk.runs()
+            own = [run for run in runs if run.owner == chunk.rank]
+            truths = [_truth(run, shards[run.item.key]) for run in own]
+            self._loaded.append((truths, _Views(own, shards, coded)))
+            self._stored.append(_Views(runs, shards, coded))
+
+    def direct(self, index: int) -> Direct | None:
+        return self._direct[index]
+
+    def load(self, index: int, values: Tensor) -> None:
+        truths, views = self._loaded[index]
+        parts = views.split(values)
+        if parts:
+            torch._foreach_copy_(parts, truths)
+        if any(views.coded):
+            torch._foreach_sub_(_where(parts, views.coded), _where(views.flats, views.coded))
+
+    def store(self, index: int, values: Tensor) -> None:
+        views = self._stored[index]
+        parts = views.split(values)
+        if not all(views.coded):
+            torch._foreach_copy_(_where(views.flats, views.exact), _where(parts, views.exact))
+        if any(views.coded):
+            torch._foreach_add_(_where(views.flats, views.coded), _where(parts, views.coded))
+
+
+class _Views:
+    """Views of parameters, in the order of values that are packed."""
+
+    def __init__(
+        self,
+        runs: Sequence[Piece],
+        shards: Mapping[str, Shard],
+        coded: Container[str],
+    ) -> None:
+        self.flats = [shards[run.item.key].flat[run.start : run.stop] for run in runs]
+        self.coded = [run.item.key in coded for run in runs]  # sent as differences
+        self.exact = [not coded for coded in self.coded]
+        self._sizes = [run.stop - run.start for run in runs]
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        return list(torch.split(values, self._sizes))
+
+
+def _in_place(chunk: Chunk, shards: Mapping[str, Shard]) -> Direct:
+    tensors = [shards[p.item.key].flat[p.start : p.stop] for p in chunk.pieces]
+    segments = [(s.codec, s.peer) for s in chunk.wire.segments]
+    last = chunk.wire.peers - 1
+    split = next((i for i, (_, peer) in enumerate(segments) if peer == last), len(segments))
+    own = [(codec, 0) for codec, _ in segments[split:]]
+    return Direct(
+        ScatteredLayout(own, tensors[split:], 1),
+        ScatteredLayout(segments[:split], tensors[:split], last),
+    )
+
+
+def _truth(run: Piece, shard: Shard) -> Tensor:
+    """What the owner has of a run: its master, or the parameter itself."""
+    return shard.tensor.detach()[run.start - shard.start : run.stop - shard.start]
+
+
+def _where(tensors: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]:
+    return list(compress(tensors, chosen))

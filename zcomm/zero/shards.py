@@ -1,0 +1,226 @@
+"""Shards: this rank's runs of parameters and of their gradients.
+
+| what a shard has | |
+| --- | --- |
+| `flat`   | the parameter's memory, as one dimension; all of it |
+| `tensor` | what the optimizer updates: this rank's run of `flat`, or an fp32 master of that run |
+| `sum`    | this rank's run of the gradient, in fp32 (fp64 for fp64 parameters) |
+| `gradient` | what stands in `p.grad` |
+
+A master is there where the run itself cannot be the truth: bf16 and fp16 parameters, and parameters
+that are gathered with a codec.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from zcomm.sharding.chunks import Item
+from zcomm.zero.sharded_gradient import ShardedGradient, Unscale
+
+_ALIGNMENT = 16  # elements: a cache line of fp32
+
+
+class Shard:
+    """This rank's run, elements [start, stop), of one parameter."""
+
+    def __init__(self, name: str, parameter: Tensor, item: Item, rank: int) -> None:
+        self.name, self.parameter, self.item = name, parameter, item
+        self.start, self.stop = item.bounds[rank], item.bounds[rank + 1]
+        self.has_master = False
+        # What the parameter was in a checkpoint, until the next step: loading the model after the
+        # optimizer is no change.
+        self.shared: Tensor | None = None
+        self.flat = flat_memory(name, parameter)
+        self._form = _form(parameter)
+        self._address = self.flat.data_ptr()  # as a number: a storage can move by itself
+        self.tensor = self.run
+        self.sum = torch.empty(0, device=self.flat.device)
+        self.gradient: ShardedGradient
+        self.remember()
+
+    def make_master(self) -> None:
+        self.tensor = self.run.to(torch.float32, copy=True)
+        self.has_master = True
+
+    @property
+    def run(self) -> Tensor:
+        """This rank's run of the parameter itself."""
+        return self.flat[self.start : self.stop]
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+    def changed(self) -> bool:
+        """Whether others wrote to the parameter, or gave it other memory, since remember()."""
+        return self.parameter._version != self._version or self.moved()
+
+    def moved(self) -> bool:
+        return self.parameter.data_ptr() != self._address
+
+    def remember(self) -> None:
+        """The parameter is now as this shard knows it."""
+        self._version = self.parameter._version
+
+    def rebind(self) -> None:
+        """Follows the parameter to other memory; the optimizer's tensor stays the same object."""
+        form = _form(self.parameter)
+        if form != self._form:
+            raise ValueError(
+                f"parameter {self.name!r}: expected the shape, strides and dtype that it had when "
+                f"the optimizer was made, {self._form}, got {form}; change them before wrapping "
+                "the model, and make the optimizer after that"
+            )
+        if self.moved():
+            self.flat = flat_memory(self.name, self.parameter)
+            self._address = self.flat.data_ptr()
+            if not self.has_master:
+                self.tensor.data = self.run
+
+    def read(self) -> None:
+        """The master takes the parameter's values, unless it stands for them already."""
+        known = self.tensor.to(self.flat.dtype) if self.shared is None else self.shared
+        if self.has_master and not torch.equal(known, self.run):
+            self.tensor.copy_(self.run)
+
+
+class GradientShards:
+    """The sums of gradients that this rank owns: where the hook's reduce-scatter ends."""
+
+    def __init__(self, unscale: Unscale, bucket_views: bool) -> None:
+        self.shards: dict[str, Shard] = {}
+        self._bucket_views = bucket_views  # DDP wants to find its own views in p.grad
+        self._hidden: list[Shard] = []
+        self._unscale = unscale
+        self._positions: dict[torch.dtype, dict[str, int]] = {}
+        self._sums: dict[torch.dtype, Tensor] = {}
+
+    @property
+    def names(self) -> Mapping[str, Shard]:
+        return self.shards
+
+    def add(self, shards: Iterable[Shard]) -> None:
+        """Makes room for the sums of more parameters; what was there stays."""
+        self.shards |= {shard.name: shard for shard in shards}
+        before = {name: s.sum for name, s in self.shards.items() if s.sum.numel()}
+        for dtype in (torch.float32, torch.float64):
+            self._place(
+                dtype, [s for s in self.shards.values() if _sum_dtype(s.flat.dtype) is dtype]
+            )
+        for name, values in before.items():
+            self.shards[name].sum.copy_(values)
+
+    def _place(self, dtype: torch.dtype, shards: Sequence[Shard]) -> None:
+        positions, end = {}, 0
+        for shard in shards:
+            positions[shard.name] = end
+            end += -(-shard.numel // _ALIGNMENT) * _ALIGNMENT
+        self._positions[dtype] = positions
+        device = shards[0].flat.device if shards else torch.device("cpu")
+        self._sums[dtype] = torch.zeros(end, dtype=dtype, device=device)
+        for shard in shards:
+            at = positions[shard.name]
+            shard.sum = self._sums[dtype][at : at + shard.numel]
+            if hasattr(shard, "gradient"):
+                shard.gradient.shard = shard.sum
+            else:
+                shard.gradient = ShardedGradient(
+                    shard.name, shard.parameter, shard.sum, self._unscale
+                )
+
+    # The sink of the hook.
+
+    def positions(self, dtype: torch.dtype) -> Mapping[str, int]:
+        return self._positions[_sum_dtype(dtype)]
+
+    def target(self, dtype: torch.dtype) -> Tensor:
+        return self._sums[_sum_dtype(dtype)]
+
+    def take(self, names: Sequence[str]) -> bool:
+        """Local gradients are in the bucket, and not needed any more. True if some sums stay."""
+        shards = [self.shards[name] for name in names]
+        staying = [_stays(shard) for shard in shards]
+        for shard, stays in zip(shards, staying):
+            if any(staying) and not stays:
+                shard.sum.zero_()
+            # What was wanted of it is in the bucket; after zero_grad() nothing is.
+            shard.gradient.local = None
+            shard.gradient.in_backward = True
+            # None: this rank did not use it. DDP decides whether another one did.
+            if shard.parameter.grad is not None and not self._bucket_views:
+                shard.parameter.grad = shard.gradient
+        return any(staying)
+
+    def hide(self) -> None:
+        """Before a forward pass, which may rebuild DDP's buckets: with bucket views that fills the
+        new ones from p.grad, as if there had been a backward()."""
+        self._hidden = [s for s in self.shards.values() if s.parameter.grad is s.gradient]
+        for shard in self._hidden:
+            shard.parameter.grad = None
+
+    def show(self) -> None:
+        for shard in self._hidden:
+            shard.parameter.grad = shard.gradient
+        self._hidden = []
+
+    def sums(self) -> list[Tensor]:
+        return list(self._sums.values())
+
+    def end_backward(self) -> None:
+        for shard in self.shards.values():
+            gradient = shard.gradient
+            gradient.zeroed = gradient.reduced_twice = gradient.in_backward = False
+            grad = shard.parameter.grad
+            # None: no rank used the parameter.
+            if grad is not None and grad is not gradient:
+                shard.parameter.grad = gradient
+
+
+class AroundForward:
+    """A forward hook of the model that calls a method; a copy of the model has one without."""
+
+    def __init__(self, gradients: GradientShards | None, method: str) -> None:
+        self._gradients = None if gradients is None else weakref.ref(gradients)
+        self._method = method
+
+    def __call__(self, *_: object) -> None:
+        gradients = self._gradients and self._gradients()
+        if gradients is not None:
+            getattr(gradients, self._method)()
+
+    def __reduce__(self) -> tuple[type[AroundForward], tuple[None, str]]:
+        return AroundForward, (None, self._method)
+
+
+def flat_memory(name: str, p: Tensor) -> Tensor:
+    """A parameter's memory as one dimension; refuses one with gaps or overlaps."""
+    with torch.no_grad():
+        dense, expected = p.detach(), 1
+        for size, stride in sorted(zip(p.shape, p.stride()), key=lambda pair: pair[1]):
+            if size > 1 and stride != expected:
+                raise ValueError(
+                    f"parameter {name!r}: expected dense memory, got shape {tuple(p.shape)} with "
+                    f"strides {p.stride()}; use p.data = p.data.contiguous() before wrapping"
+                )
+            expected *= size
+        return dense.as_strided((p.numel(),), (1,))
+
+
+def _form(p: Tensor) -> tuple[object, ...]:
+    return tuple(p.shape), p.stride(), p.dtype
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _stays(shard: Shard) -> bool:
+    """Whether the sum is still wanted: there was no zero_grad() since it was made."""
+    gradient = shard.gradient
+    unused = shard.parameter.grad is gradient and not gradient.zeroed
+    return gradient.reduced_twice or unused

@@ -1,0 +1,244 @@
+"""What a ShardedOptimizer saves, sharded, for torch.distributed.checkpoint.
+
+| key | |
+| --- | --- |
+| `about` | JSON: settings, parameters, step, world size, and which parameters have state |
+| `param_groups` | options and parameter names of each group |
+| `state` | name → state of the optimizer; values of elements are shards |
+| `masters` | name → fp32 shard, where there is a master |
+| `shared` | name → what all ranks have, where it is not the master rounded |
+| `residuals` | `sent`: name → a row for each rank; `owned`: name → shard |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from zcomm.base import arguments
+from zcomm.ddp.compressor import Compressor
+from zcomm.sharding.checkpoint_tensors import ResidualRow, SavedRow, SharedCopy, StateShard
+from zcomm.sharding.feedback import Feedback
+from zcomm.sharding.hop_storage import HopStorage
+from zcomm.zero.elementwise import ELEMENT
+from zcomm.zero.shards import Shard
+
+_VERSION = 1
+
+
+class Sharded(Protocol):
+    """What is needed of a ShardedOptimizer, which lies above."""
+
+    compressor: Compressor
+    inner: Optimizer
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def state_kinds(self) -> list[dict[str, Any]]: ...
+    @property
+    def shards(self) -> Mapping[str, Shard]: ...
+    def identity(self) -> dict[str, Any]: ...
+    def is_coded(self, shard: Shard) -> bool: ...
+    def options(self, group: Mapping[str, Any]) -> dict[str, Any]: ...
+    def groups_of_shards(self) -> Iterator[tuple[int, list[Shard]]]: ...
+
+
+def state_dict(opt: Sharded) -> dict[str, Any]:
+    """References to the optimizer's own memory, as in torch."""
+    compressor = opt.compressor
+    compressor.settle()
+    compressor.buckets.hold_all()
+    about = {
+        **opt.identity(),
+        "version": _VERSION,
+        "world_size": compressor.world_size,
+        "step": compressor.step,
+        "scale": compressor.scale,
+        "initialised": [s.name for s in opt.shards.values() if opt.inner.state.get(s.tensor)],
+    }
+    masters = [shard for shard in opt.shards.values() if shard.has_master and shard.item.numel]
+    shared = [shard for shard in masters if opt.is_coded(shard)]
+    return {
+        "about": json.dumps(about),
+        "param_groups": tuple(
+            {**opt.options(group), "params": [shard.name for shard in shards]}
+            for (_, shards), group in zip(opt.groups_of_shards(), opt.param_groups)
+        ),
+        "state": {
+            shard.name: _saved_state(opt.inner.state.get(shard.tensor), kinds, shard)
+            for shard, kinds in _kinds(opt)
+            if kinds
+        },
+        "masters": {s.name: StateShard.of(s.tensor, s.start, s.item.numel) for s in masters},
+        "shared": {s.name: SharedCopy.over(s.run, s.start, s.flat) for s in shared},
+        "residuals": _residuals(compressor),
+    }
+
+
+def load_state_dict(opt: Sharded, state: Mapping[str, Any]) -> list[tuple[Shard, Tensor]]:
+    """Takes over what was saved; refuses what does not fit before anything is changed.
+
+    Returns this rank's runs of shared copies of which other ranks do not have theirs yet.
+    """
+    opt.compressor.settle()
+    about = checked_about(opt, state)
+    loaded = [_Loaded(shard, kinds, state) for shard, kinds in _kinds(opt)]
+    rows = _checked_rows(opt.compressor, state["residuals"]["sent"])
+    for group, saved in zip(opt.param_groups, state["param_groups"]):
+        group.update({key: value for key, value in saved.items() if key != "params"})
+    initialised = set(about["initialised"])
+    for one in loaded:
+        one.take(opt.inner, one.shard.name in initialised)
+    _load_residuals(opt.compressor, rows, state["residuals"]["owned"])
+    opt.compressor.step, opt.compressor.scale = about["step"], about["scale"]
+    return [
+        (one.shard, one.shared) for one in loaded if one.shared is not None and not one.was_read
+    ]
+
+
+class _Loaded:
+    """What a state has of one shard, checked."""
+
+    def __init__(self, shard: Shard, kinds: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        self.shard = shard
+        saved = state["state"].get(shard.name) or _saved_state(None, kinds, shard)
+        empty = torch.empty_like(shard.tensor)  # of a parameter without elements
+        self.values = {key: _plain(shard, key, saved.get(key, empty)) for key in kinds}
+        self.master = _plain(shard, "master", state["masters"].get(shard.name))
+        shared = state["shared"].get(shard.name)
+        # What a checkpoint has read is in the parameter already.
+        self.was_read = isinstance(shared, SharedCopy)
+        self.shared = _plain(shard, "shared copy", shared)
+
+    def take(self, inner: Optimizer, initialised: bool) -> None:
+        shard = self.shard
+        inner.state.pop(shard.tensor, None)
+        if initialised and self.values:
+            inner.state[shard.tensor] = self.values
+        if self.master is not None:
+            shard.tensor.copy_(self.master)
+        if self.shared is not None:
+            shard.shared = self.shared.clone()
+        shard.remember()
+
+
+def is_sharded_state(state: object) -> bool:
+    return isinstance(state, Mapping) and "about" in state and "param_groups" in state
+
+
+def _kinds(opt: Sharded) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    for index, shards in opt.groups_of_shards():
+        for shard in shards:
+            yield shard, opt.state_kinds[index]
+
+
+def _saved_state(
+    held: Mapping[str, Any] | None, kinds: Mapping[str, Any], shard: Shard
+) -> dict[str, Any]:
+    """One parameter's state; zeros where there is none yet, so that every key is there."""
+    saved: dict[str, Any] = {}
+    for key, kind in kinds.items():
+        value = held.get(key) if held else None
+        if kind is ELEMENT and not shard.item.numel:
+            continue  # a checkpoint has no tensors without elements
+        if kind is ELEMENT:
+            part = torch.zeros_like(shard.tensor) if value is None else value
+            saved[key] = StateShard.of(part, shard.start, shard.item.numel)
+        elif value is None:
+            saved[key] = torch.zeros_like(kind) if isinstance(kind, Tensor) else kind
+        else:
+            saved[key] = value
+    return saved
+
+
+def _plain(shard: Shard, key: str, value: Any) -> Any:
+    if not isinstance(value, StateShard):
+        return value
+    mine = (shard.start, shard.numel, shard.item.numel)
+    theirs = (value.start, value.part().numel(), value.whole)
+    if mine != theirs:
+        raise ValueError(
+            f"load_state_dict: {key} of {shard.name!r}: expected elements from {mine[0]} on, "
+            f"{mine[1]} of {mine[2]}, got from {theirs[0]} on, {theirs[1]} of {theirs[2]}; a state "
+            "of another rank or number of ranks is loaded with torch.distributed.checkpoint"
+        )
+    return value.part()
+
+
+def _residuals(compressor: Compressor) -> dict[str, dict[str, Any]]:
+    feedback, rank = compressor.feedback, compressor.rank
+    rows = {
+        name: ResidualRow.of(
+            storage, feedback.side, rank, compressor.world_size, _sharers(feedback)
+        )
+        for name, storage in feedback.held("sent").items()
+        if storage.item.numel
+    }
+    owned = {
+        name: _owned(storage, feedback.side, rank)
+        for name, storage in feedback.held("owned").items()
+        if storage.item.numel
+    }
+    return {"sent": rows, "owned": owned}
+
+
+def _owned(storage: HopStorage, side: int, rank: int) -> StateShard:
+    return StateShard.of(storage.read(side), storage.item.bounds[rank], storage.item.numel)
+
+
+def _checked_rows(compressor: Compressor, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of this rank's residuals; refuses those of another one."""
+    sharers = _sharers(compressor.feedback) or (compressor.rank,)
+    mine = compressor.rank, compressor.world_size, sharers
+    for name, row in saved.items():
+        if isinstance(row, SavedRow) and (row.rank, row.world_size, row.sharers) != mine:
+            raise ValueError(
+                f"load_state_dict: residual of {name!r}: expected that of rank {mine[0]} of "
+                f"{mine[1]} with ranks {list(sharers)} on its host, got that of rank {row.rank} of "
+                f"{row.world_size} with {list(row.sharers)}; use torch.distributed.checkpoint to "
+                "load it at another number of ranks or hosts"
+            )
+    return dict(saved)
+
+
+def _sharers(feedback: Feedback) -> tuple[int, ...]:
+    """The ranks that share the elements of a residual: those of a host, each its column."""
+    return feedback.hosts.neighbours if feedback.hosts else ()
+
+
+def _load_residuals(
+    compressor: Compressor, rows: Mapping[str, Any], owned: Mapping[str, StateShard]
+) -> None:
+    feedback, side = compressor.feedback, compressor.feedback.side
+    for name, storage in feedback.held("sent").items():
+        if name in rows:
+            storage.gather(side, rows[name].values())
+    for name, storage in feedback.held("owned").items():
+        if name in owned:
+            storage.write(side, owned[name].part())
+
+
+def checked_about(opt: Sharded, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the state says of itself; refuses one of another model, optimizer or codec."""
+    rank = opt.compressor.rank
+    if not is_sharded_state(state):
+        got = str(sorted(state)) if isinstance(state, Mapping) else arguments.describe(state)
+        raise ValueError(
+            f"rank {rank}: load_state_dict: expected what opt.state_dict() returned, or the state "
+            f"of an ordinary optimizer, got {got}"
+        )
+    about: dict[str, Any] = json.loads(state["about"])
+    mine = json.loads(json.dumps({**opt.identity(), "version": _VERSION}))
+    for field, expected in mine.items():
+        if about.get(field) != expected:
+            what, theirs = arguments.first_difference(expected, about.get(field))
+            raise ValueError(
+                f"rank {rank}: load_state_dict: expected {field} {what}, got {theirs}; load the "
+                "state into the same model, optimizer and codecs"
+            )
+    return about
