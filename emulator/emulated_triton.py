@@ -177,7 +177,8 @@ def all_names() -> list[str]:
 def emulator() -> ctypes.CDLL:
     """What the libraries of kernels call."""
     build = emulated.Build()
-    sources = [build.csrc / "emulator" / f"{stem}.cpp" for stem in emulated.EMULATOR]
+    folder = emulated.EMULATOR_SOURCES / "simt"
+    sources = [folder / f"{stem}.cpp" for stem in emulated.EMULATOR]
     with emulated.locked(build.cache, "emulator.lock"):
         path = emulated.shared_library(build, sources, "emulator", "-fvisibility=default")
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
