@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from ddp_training import Net, assert_bit_equal, batch, seeded
+from pages import PYTHON, ROOT, blocks
 from raised import raised
 from ranks import World
-from test_docs import PYTHON, ROOT, blocks
 
 pytest_plugins = ["zero_ranks"]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fsdp_training as training
 from ddp_training import assert_bit_equal, batch
@@ -22,7 +21,6 @@ from fsdp_training import (
     watched,
 )
 from ranks import World
-from zcomm import codec
 
 pytest_plugins = ["ddp_ranks", "zero_ranks"]
 
@@ -42,18 +40,6 @@ def first_gradients(rank: int, world_size: int, count: int, stage: int, spec: st
     return training.local_gradients(rank), train(model, rank, steps=1).gradients
 
 
-def expected_gradient(ranks: list[Tensor], spec: str) -> Tensor:
-    """Every rank's shard for every owner, encoded once and summed in rank order."""
-    world_size, whole = len(ranks), ranks[0]
-    rows = -(-whole.shape[0] // world_size)
-    used = codec(spec if whole.numel() >= 100 else "none")
-    shards = []
-    for owner in zip(*(gradient.split(rows) for gradient in ranks)):
-        wires = [used.encode(shard.flatten(), prescale=1 / world_size) for shard in owner]
-        shards.append(used.decode_sum(wires, owner[0].numel()))
-    return torch.cat(shards).view_as(whole)
-
-
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_gradients_are_the_sums_of_shards_encoded_once(
@@ -62,7 +48,7 @@ def test_gradients_are_the_sums_of_shards_encoded_once(
     found = quartet.run(first_gradients, count, stage, "lm4")[:count]
     locals_, gradients = zip(*found)
     for name in gradients[0]:
-        expected = expected_gradient([one[name] for one in locals_], "lm4")
+        expected = training.expected_gradient([one[name] for one in locals_], "lm4")
         for one in gradients:
             assert torch.equal(one[name], expected), name
 

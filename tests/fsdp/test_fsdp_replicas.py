@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from test_fsdp_modes import expected_gradient
 
 import fsdp_training as training
 from ddp_training import assert_bit_equal
@@ -75,7 +74,7 @@ def test_replicas_stay_identical(quartet: World) -> None:
     locals_, exact, *_ = zip(*ranks)
     for name in exact[0]:
         rows = [[locals_[r][name] for r in row] for row in ([0, 1], [2, 3])]
-        each = [expected_gradient(row, "lm4") for row in rows]
+        each = [training.expected_gradient(row, "lm4") for row in rows]
         assert torch.equal(exact[0][name], (each[0] + each[1]) / 2), name
     for _, _, first, result, seen in ranks[1:]:
         assert_bit_equal(first, ranks[0][2])

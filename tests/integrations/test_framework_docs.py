@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from test_docs import ROOT, blocks, torchrun
+from pages import ROOT, blocks
+from scripts import torchrun
 
 PAGE = ROOT / "docs/frameworks.md"
 FRAMEWORKS = ("lightning", "transformers", "accelerate")

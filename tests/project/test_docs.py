@@ -5,56 +5,22 @@ Plain blocks run here, one process for a page; those marked ranks=2 under torchr
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from pages import DIFF, GUIDE, PAGES, PYTHON, RANKS, README, ROOT, blocks, pages_with
+from scripts import python, torchrun
 from zcomm.cli import make_parser
 
-ROOT = Path(__file__).resolve().parents[2]
-README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
-PAGES = (README, *sorted(ROOT.glob("docs/*.md")))
-PYTHON, RANKS, DIFF = "python", "python ranks=2", "diff ranks=2"
 # Run by `make test-integrations`; in the README, an excerpt of what is.
 FRAMEWORKS = ("diff lightning", "diff transformers", "diff accelerate")
 
 
-def blocks(page: Path, mark: str) -> list[str]:
-    fence = re.compile(rf"^```{mark}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    return fence.findall(page.read_text())
-
-
-def pages_with(mark: str) -> list[Path]:
-    return [page for page in PAGES if blocks(page, mark)]
-
-
 def page_name(page: object) -> str:
     return page.name if isinstance(page, Path) else str(page)
-
-
-# How a script of plain torch (FSDP2 over gloo, without zcomm) has ended in one of about 40 runs.
-TORCHS_OWN_ABORT = "terminate called without an active exception"
-
-
-def run(command: list[str], folder: Path, attempts: int = 1) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    for _ in range(attempts):
-        result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-        if TORCHS_OWN_ABORT not in result.stderr:
-            break
-    assert result.returncode == 0, result.stderr
-
-
-def torchrun(script: Path, attempts: int = 1) -> None:
-    # A free port of the machine's choice: tests run side by side.
-    options = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command = [sys.executable, "-P", "-m", "torch.distributed.run", *options, str(script)]
-    run(command, script.parent, attempts)
 
 
 # Code.
@@ -71,7 +37,7 @@ def test_every_block_is_of_a_kind_that_is_run(page: Path) -> None:
 def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}.py"
     script.write_text("\n".join(blocks(page, PYTHON)))
-    run([sys.executable, "-P", str(script)], tmp_path)
+    python(script)
 
 
 @pytest.mark.parametrize("page", pages_with(RANKS), ids=page_name)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import zcomm.fsdp
 from ddp_training import batch, seeded
+from zcomm import codec
 from zcomm.engine.cpu import Engine
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
@@ -138,6 +139,18 @@ def local_gradients(rank: int, step: int = 0, model: Any = Net) -> dict[str, Ten
     plain = seeded(model)
     plain(batch(rank, step)).float().square().mean().backward()
     return {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+
+
+def expected_gradient(ranks: list[Tensor], spec: str) -> Tensor:
+    """Every rank's shard for every owner, encoded once and summed in rank order."""
+    world_size, whole = len(ranks), ranks[0]
+    rows = -(-whole.shape[0] // world_size)
+    used = codec(spec if whole.numel() >= 100 else "none")
+    shards = []
+    for owner in zip(*(gradient.split(rows) for gradient in ranks)):
+        wires = [used.encode(shard.flatten(), prescale=1 / world_size) for shard in owner]
+        shards.append(used.decode_sum(wires, owner[0].numel()))
+    return torch.cat(shards).view_as(whole)
 
 
 @contextmanager
