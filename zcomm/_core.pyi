@@ -39,7 +39,7 @@ def decode_sum(
     out_addr: int,
     verify: bool,
     /,
-) -> tuple[int, str] | None: ...
+) -> tuple[int, str, int | None, int | None] | None: ...
 
 # CUDA kernels that were loaded at run time; what is launched for a layout, and how.
 

@@ -66,10 +66,10 @@ std::optional<std::string> check_header(const Frame& frame, const std::uint8_t* 
 // Keeps the fault of the lowest wire and task, so that the message does not depend on threads.
 class Faults {
  public:
-  void add(int wire, std::size_t task, std::string message) {
+  void add(std::size_t task, Fault fault) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (fault_ && std::pair(fault_->wire, task_) <= std::pair(wire, task)) return;
-    fault_ = Fault{wire, std::move(message)};
+    if (fault_ && std::pair(fault_->wire, task_) <= std::pair(fault.wire, task)) return;
+    fault_ = std::move(fault);
     task_ = task;
   }
   std::optional<Fault> take() { return std::move(fault_); }
@@ -106,24 +106,19 @@ class Decoder {
  private:
   std::optional<Fault> check_headers() const {
     for (int w = 0; w < args_.count; ++w) {
-      for (const Frame& frame : layout_.frames) {
+      for (std::size_t f = 0; f < layout_.frames.size(); ++f) {
+        const Frame& frame = layout_.frames[f];
         if (auto text = check_header(frame, args_.wires[w] + frame.start, args_.verify)) {
-          return Fault{w, at_frame(&frame - layout_.frames.data()) + *text};
+          return Fault{w, *text, f, {}};
         }
       }
     }
     return {};
   }
 
-  std::string at_frame(std::size_t f) const {
-    return layout_.frames.size() > 1 ? "frame " + std::to_string(f) + ": " : "";
-  }
-
   void refuse(int w, std::size_t task, const Segment& segment, const std::string& text) {
-    const std::int64_t index = &segment - layout_.segments.data();
-    faults_.add(
-        w, task,
-        "segment " + std::to_string(index) + " (" + codec_name(segment.codec) + "): " + text);
+    const std::size_t index = &segment - layout_.segments.data();
+    faults_.add(task, Fault{w, text, {}, index});
   }
 
   std::optional<Fault> check_sums() const {
@@ -135,7 +130,7 @@ class Decoder {
         const std::uint64_t sum = sums_[w * layout_.frames.size() + f];
         const std::uint64_t expected = sum + args_.kernels->checksum(at, 3, 0);
         if (got != expected) {
-          return Fault{w, at_frame(f) + expected_got("checksum", hex(expected), hex(got))};
+          return Fault{w, expected_got("checksum", hex(expected), hex(got)), f, {}};
         }
       }
     }

@@ -37,9 +37,12 @@ struct DecodeArgs {
   bool verify;
 };
 
+// Why a wire is refused, and where: in a frame's header or checksum, or in a segment's body.
 struct Fault {
   int wire;
   std::string message;
+  std::optional<std::size_t> frame;
+  std::optional<std::size_t> segment;
 };
 
 std::optional<Fault> decode_sum(const DecodeArgs& args);

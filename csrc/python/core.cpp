@@ -41,10 +41,13 @@ void encode(const zcomm::Layout& layout, int isa, int threads, std::uintptr_t gr
   zcomm::encode(args);
 }
 
-std::optional<std::pair<int, std::string>> decode_sum(const zcomm::Layout& layout, int isa,
-                                                      int threads,
-                                                      const std::vector<std::uintptr_t>& wires,
-                                                      std::uintptr_t out, bool verify) {
+// Wire, message, frame and segment of what is refused.
+using Refused =
+    std::tuple<int, std::string, std::optional<std::size_t>, std::optional<std::size_t>>;
+
+std::optional<Refused> decode_sum(const zcomm::Layout& layout, int isa, int threads,
+                                  const std::vector<std::uintptr_t>& wires, std::uintptr_t out,
+                                  bool verify) {
   static_assert(sizeof(std::uintptr_t) == sizeof(const std::uint8_t*));
   const zcomm::DecodeArgs args{&layout,
                                kernels(isa),
@@ -54,8 +57,9 @@ std::optional<std::pair<int, std::string>> decode_sum(const zcomm::Layout& layou
                                pointer<float>(out),
                                verify};
   const py::gil_scoped_release release;
-  if (auto fault = zcomm::decode_sum(args)) return std::pair(fault->wire, fault->message);
-  return std::nullopt;
+  const auto fault = zcomm::decode_sum(args);
+  if (!fault) return std::nullopt;
+  return Refused{fault->wire, fault->message, fault->frame, fault->segment};
 }
 
 template <class Has>

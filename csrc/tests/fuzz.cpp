@@ -298,6 +298,8 @@ bool decode_alike(const Item& item, const std::vector<const std::uint8_t*>& wire
       CHECK(!valid[fault->wire], where + ": names wire " + std::to_string(fault->wire));
       if (!first) first = fault;
       CHECK(first->wire == fault->wire && first->message == fault->message, where);
+      CHECK(first->frame == fault->frame && first->segment == fault->segment, where);
+      CHECK(fault->frame.has_value() != fault->segment.has_value(), where);
     } else if (!sum) {
       sum.emplace(std::move(out));
     } else {

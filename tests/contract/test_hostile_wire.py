@@ -5,6 +5,8 @@ test_hostile_bodies.py has those whose checksum is right.
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ from hostile import (
     with_checksums,
 )
 from kernel_sets import CONTRACT_SETS, EMULATED
-from zcomm import codec
+from zcomm import WireError, codec
 
 every_kernel_set = pytest.mark.parametrize("kernels", CONTRACT_SETS)
 every_codec = pytest.mark.parametrize("spec", [*SPECS, MIXED])
@@ -180,3 +182,22 @@ def test_nonsense_of_the_right_length(kernels: str) -> None:
             wire.fill_(value)
         assert_refused(layout, [wire], 0, kernels)
         assert_refused(layout, [with_checksums(layout, wire)], 0, kernels, verify=False)
+
+
+@every_kernel_set
+def test_the_error_carries_its_place(kernels: str) -> None:
+    """The refused frame of a header or checksum, or the refused segment of a body."""
+    layout, good = layout_of(MIXED, 37), good_wire(MIXED, 37)
+    second = layout.frames[1].start
+    int4 = layout.body_starts[3]
+    damaged = {
+        (1, None): [changed(good, second, b"Z!"), changed(good, second + 24, b"\x7f\x7f")],
+        (None, 3): [with_checksums(layout, changed(good, int4, b"\x01\x00"))],
+    }
+    for place, wires in damaged.items():
+        for bad in wires:
+            with pytest.raises(WireError) as caught:
+                layout.decode_sum([good, bad], kernels=kernels)
+            for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+                assert error.wire_index == 1
+                assert (error.frame, error.segment) == place, str(error)

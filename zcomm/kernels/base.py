@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from zcomm.wire.header import Frame
+from zcomm.wire.header import Frame, WireError
 
 
 class EncodedSegment(Protocol):
@@ -105,6 +105,18 @@ class KernelMemory(Protocol):
     def device(self) -> torch.device: ...
     def data_ptr(self) -> int: ...
     def __getitem__(self, part: slice, /) -> Tensor: ...
+
+
+def wire_error(
+    layout: KernelLayout, wire: int, text: str, frame: int | None = None, segment: int | None = None
+) -> WireError:
+    """The error of a refused wire: its place, "wire 1, frame 2", then the text."""
+    place = f"wire {wire}"
+    if frame is not None and len(layout.frames) > 1:
+        place += f", frame {frame}"
+    if segment is not None:
+        place += f", segment {segment} ({layout.segments[segment].codec.spec})"
+    return WireError(f"{place}: {text}", wire, frame, segment)
 
 
 class KernelSet(Protocol):

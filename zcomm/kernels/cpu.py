@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals
+from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals, wire_error
 from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES, frame_rows, segment_rows
-from zcomm.wire.header import WireError
 
 ISAS = ("scalar", "avx2", "avx512")
 ISA_VARIABLE = "ZCOMM_CPU_ISA"
@@ -81,13 +80,7 @@ class CpuKernels:
             verify,
         )
         if refused is not None:
-            raise _wire_error(*refused)
-
-
-def _wire_error(index: int, message: str) -> WireError:
-    """The message may begin with a place inside the wire: "frame 1: expected ..."."""
-    joint = ": " if message.startswith("expected") else ", "
-    return WireError(f"wire {index}{joint}{message}", index)
+            raise wire_error(layout, *refused)
 
 
 def _native(layout: KernelLayout) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zcomm.kernels.base import KernelLayout
+from zcomm.kernels.base import KernelLayout, wire_error
 from zcomm.kernels.memory import capturing, expect_no_capture, upload
 from zcomm.wire.header import WireError
 
@@ -153,10 +153,8 @@ def fault_error(value: int, layout: KernelLayout) -> WireError:
     value &= (1 << 64) - 1
     wire, index = value >> 48 & 0x3FFF, value >> 24 & 0xFFFFFF
     kind, detail = value >> 16 & 0xFF, value & 0xFFFF
-    if kind <= 1:
-        where = f"wire {wire}" + (f", frame {index}" if len(layout.frames) > 1 else "")
-    else:
-        where = f"wire {wire}, segment {index} ({layout.segments[index].codec.spec})"
     expected, got = _KINDS[kind] if kind else (f"the layout's {_FIELDS[detail]}", "another")
     text = f"expected {expected}, got {got}".format(detail=detail)
-    return WireError(f"{where}: {text}", wire)
+    if kind <= 1:
+        return wire_error(layout, wire, text, frame=index)
+    return wire_error(layout, wire, text, segment=index)

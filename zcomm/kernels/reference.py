@@ -11,7 +11,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals, LayoutSegment
+from zcomm.kernels.base import (
+    KernelLayout,
+    KernelMemory,
+    KernelResiduals,
+    LayoutSegment,
+    wire_error,
+)
 from zcomm.wire import header as frames
 from zcomm.wire.header import Frame, WireError
 
@@ -111,14 +117,13 @@ def _bytes(data: bytes) -> Tensor:
 def _check_frames(layout: KernelLayout, wire: Tensor, verify: bool, index: int) -> None:
     for f, frame in enumerate(layout.frames):
         whole = wire[frame.start : frame.start + frame.nbytes]
-        label = f"wire {index}" if len(layout.frames) == 1 else f"wire {index}, frame {f}"
         try:
             header = bytes(whole[: frames.HEADER_NBYTES].tolist())
             stored = frames.check_header(header, frame, verify=verify)
             if verify and stored != frames.checksum(whole):
                 raise WireError(f"expected checksum {frames.checksum(whole):#x}, got {stored:#x}")
         except WireError as error:
-            raise WireError(f"{label}: {error}", index) from None
+            raise wire_error(layout, index, str(error), frame=f) from None
 
 
 def _decode_segment(layout: KernelLayout, index: int, wires: Sequence[Tensor]) -> Tensor:
@@ -130,8 +135,7 @@ def _decode_segment(layout: KernelLayout, index: int, wires: Sequence[Tensor]) -
         try:
             terms = segment.codec.decode_body(body, segment.numel)
         except WireError as error:
-            message = f"wire {w}, segment {index} ({segment.codec.spec}): {error}"
-            raise WireError(message, w) from None
+            raise wire_error(layout, w, str(error), segment=index) from None
         total = terms if total is None else total + terms
     assert total is not None
     return _canonical_nan(segment.codec.finish_sum(total, segment.numel))

@@ -57,14 +57,22 @@ _FNV_PRIME = 0x01000193
 
 
 class WireError(ValueError):
-    """A wire was refused. `wire_index` says which of the wires, where that is known."""
+    """A wire was refused. The fields say which wire, and which frame or segment of it, if known."""
 
-    def __init__(self, message: str, wire_index: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        wire_index: int | None = None,
+        frame: int | None = None,
+        segment: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.wire_index = wire_index
+        self.frame = frame
+        self.segment = segment
 
-    def __reduce__(self) -> tuple[type[WireError], tuple[str, int | None]]:
-        return WireError, (str(self), self.wire_index)
+    def __reduce__(self) -> tuple[type[WireError], tuple[str | int | None, ...]]:
+        return WireError, (str(self), self.wire_index, self.frame, self.segment)
 
 
 class Frame(NamedTuple):
