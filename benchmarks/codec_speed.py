@@ -31,7 +31,7 @@ from torch import Tensor
 import measuring
 import zcomm
 from zcomm.cli.bench.collective_rows import median_ratio
-from zcomm.report import machine
+from zcomm.launch import machine
 
 # The floors that --check holds: rows (a regular expression for the whole name) and the least value.
 BARS = (

@@ -25,9 +25,10 @@ from typing import NamedTuple
 import measuring
 from measuring import LOOPBACK, Checked
 from zcomm.cli.bench.collective_rows import ERRORS, median_ratio, rows_of
-from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, measure
-from zcomm.launch import hosts, places
-from zcomm.launch.places import Place
+from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.launch import hosts, launchers
+from zcomm.launch.launchers import Launcher
+from zcomm.planning.cost import KINDS, OWN
 from zcomm.report.units import parse_rate
 
 GLOO = "gloo"
@@ -75,12 +76,12 @@ class Row:
     sent_of_one_hop: float  # bytes, as a part of those
 
 
-def measured(place: Place, size_mb: float, args: argparse.Namespace) -> Iterator[Row]:
+def measured(launcher: Launcher, size_mb: float, args: argparse.Namespace) -> Iterator[Row]:
     size = int(size_mb * 1e6)
     keys = [Key(kind, codec) for kind in KINDS for codec in (OWN, *args.codecs)]
     arguments = (size, keys, args.rounds, GLOO, hosts.sent_bytes)
-    by_rank = place.run(measure, *arguments)
-    rows = list(rows_of(size, by_rank, place.per_host))
+    by_rank = launcher.run(measure, *arguments)
+    rows = list(rows_of(size, by_rank, launcher.per_host))
     one_hop = {row.kind: row for row in rows if row.codec == ONE_HOP}
     for row in rows:
         base = one_hop.get(row.kind, row)
@@ -96,7 +97,7 @@ def measured(place: Place, size_mb: float, args: argparse.Namespace) -> Iterator
             line_share=line_share(row.sent, row.seconds, args.rate),
             error=row.error,
             wrong=row.wrong,
-            per_host=place.per_host if args.hosts else None,
+            per_host=launcher.per_host if args.hosts else None,
             against_one_hop=median_ratio(base.seconds, row.seconds),
             sent_of_one_hop=median_ratio(row.sent, base.sent),
         )
@@ -182,9 +183,9 @@ def main() -> int:
     per_host = args.ranks_per_host
     for count in args.hosts or args.ranks:
         world_size = count * per_host if args.hosts else count
-        with places.started(world_size, bool(args.hosts), args.rate, per_host) as place:
+        with launchers.local(world_size, bool(args.hosts), args.rate, per_host) as launcher:
             for size_mb in args.size_mb:
-                for row in measured(place, size_mb, args):
+                for row in measured(launcher, size_mb, args):
                     print_row(row)
                     rows.append(row)
     bars = [*(one for row in rows for one in checked(row)), *checked_hops(rows)]

@@ -24,10 +24,10 @@ import measuring
 from measuring import Checked
 from zcomm.cli.bench import fit
 from zcomm.cli.bench.collective_rows import rows_of
-from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, measure
-from zcomm.launch import places
+from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.launch import launchers
 from zcomm.planning import cost
-from zcomm.planning.cost import Profile
+from zcomm.planning.cost import KINDS, OWN, Profile
 
 FIT_HOSTS = 2
 MOST_OFF = 0.25
@@ -50,11 +50,11 @@ class Row:
 
 
 def rows_for(profile: Profile, hosts: int, args: argparse.Namespace) -> Iterator[Row]:
-    with places.started(hosts, True, args.rate) as place:
+    with launchers.local(hosts, True, args.rate) as launcher:
         for size_mb in args.size_mb:
             size = round(size_mb * 1e6)
             keys = [Key(kind, codec) for kind in KINDS for codec in (OWN, *args.codecs)]
-            for row in rows_of(size, place.run(measure, size, keys, args.rounds, "gloo")):
+            for row in rows_of(size, launcher.run(measure, size, keys, args.rounds, "gloo")):
                 if row.codec == OWN and row.kind != "all_reduce":
                     continue  # the model has the backend's all_reduce only, which DDP uses
                 predicted_s = fit.predicted_s(profile, row)
@@ -105,8 +105,8 @@ def main() -> int:
     if args.profile:
         profile = cost.load(args.profile)
     else:
-        with places.started(FIT_HOSTS, True, args.rate) as place:
-            profile, _ = fit.fitted(place, args.rounds)
+        with launchers.local(FIT_HOSTS, True, args.rate) as launcher:
+            profile, _ = fit.fitted(launcher, args.rounds)
     print(fit.summary(profile))
     if args.write_default:
         write_default(profile)

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from zcomm.launch import hosts
-from zcomm.report import machine
-from zcomm.report.units import UsageError, parse_rate
+import zcomm
+from zcomm.launch import hosts, machine
+from zcomm.report.units import parse_rate
+from zcomm.report.usage import UsageError
 
 LOOPBACK = "loopback"
 
@@ -102,7 +103,7 @@ def finish(
 
 
 def about(**settings: Any) -> dict[str, Any]:
-    return machine.describe() | {"commit": commit()} | settings
+    return machine.describe(zcomm.__version__) | {"commit": commit()} | settings
 
 
 def commit() -> str:

@@ -18,9 +18,10 @@ from ranks import World
 from zcomm import cli
 from zcomm.cli.bench import command as bench
 from zcomm.cli.bench.collective_rows import error_bound, is_wrong, rows_of, wire_nbytes
-from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, Samples, measure
-from zcomm.launch import places
-from zcomm.launch.places import LOOPBACK, Place
+from zcomm.cli.bench.collective_tasks import Key, Samples, measure
+from zcomm.launch import machine
+from zcomm.launch.launchers import LOOPBACK, Launcher
+from zcomm.planning.cost import KINDS, OWN
 
 SIZE = 64 << 10
 SMALL = ["--max-size", "64K", "--rounds", "1"]
@@ -84,8 +85,8 @@ def test_the_usual_codecs_fit_80_columns(
 ) -> None:
     args = cli.make_parser().parse_args(["bench", *SMALL, "--codecs", "lm4", "topk:0.01"])
     with World(2) as world:
-        place = Place(world.run, 2, 2, 2, LOOPBACK)
-        assert bench.bench(place, bench.checked(args), args) == 0
+        launcher = Launcher(world.run, 2, 2, LOOPBACK)
+        assert bench.bench(launcher, bench.checked(args), args) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
 
@@ -155,7 +156,7 @@ def test_a_wrong_row_is_named_and_the_exit_code_is_1(
         return spoiled
 
     args = cli.make_parser().parse_args(["bench", *SMALL, "--codecs", "int8", "sign"])
-    assert bench.bench(Place(run, 2, 2, 2, LOOPBACK), bench.checked(args), args) == 1
+    assert bench.bench(Launcher(run, 2, 2, LOOPBACK), bench.checked(args), args) == 1
     out = capsys.readouterr().out
     assert "WRONG: all_gather 64K sign: 1 of 2 rounds" in out
     assert "are right" not in out
@@ -218,7 +219,7 @@ def test_bad_arguments_get_a_sentence(
 
 
 def test_memory_has_room_for_every_rank() -> None:
-    free = places.free_nbytes()
-    places.expect_memory(1000, 2, "--max 1K")
-    with pytest.raises(cli.UsageError, match="choose a smaller one"):
-        places.expect_memory(free / 2, 2, "--max 1K")
+    free = machine.free_nbytes()
+    machine.expect_memory(1000, 2, "--max 1K")
+    with pytest.raises(cli.UsageError, match="choose a smaller size"):
+        machine.expect_memory(free / 2, 2, "--max 1K")

@@ -13,12 +13,12 @@ import zcomm
 from ranks import World
 from zcomm.cli.bench import fit
 from zcomm.cli.bench.collective_rows import Row, rows_of, wire_nbytes
-from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, measure
-from zcomm.launch.places import LOOPBACK, Place
+from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.launch.launchers import LOOPBACK, Launcher
 from zcomm.planning import cost, default_profile
-from zcomm.planning.cost import Cluster, Profile
+from zcomm.planning.cost import KINDS, OWN, Cluster, Profile
 from zcomm.planning.step_cost import BUCKET_NBYTES, Training, Way, exposed_in_backward, step_time
-from zcomm.report.units import UsageError
+from zcomm.report.usage import UsageError
 from zcomm.sharding.chunks import Item, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.owners import owner_bounds
 
@@ -112,8 +112,8 @@ def test_a_fit_finds_the_numbers_of_a_machine_that_is_like_the_model(profile: Pr
     assert found.efficiency == pytest.approx(truth.bytes_per_s / (1e9 / 8))
 
 
-def local_place(world: World) -> Place:
-    return Place(world.run, *[world.world_size] * 3, LOOPBACK)
+def local_launcher(world: World) -> Launcher:
+    return Launcher(world.run, *[world.world_size] * 2, LOOPBACK)
 
 
 def test_a_fit_on_real_ranks_predicts_what_it_has_not_seen(
@@ -123,8 +123,8 @@ def test_a_fit_on_real_ranks_predicts_what_it_has_not_seen(
     monkeypatch.setattr(fit, "SIZES", (64 << 10, 2 << 20, 8 << 20))
     path = tmp_path / "profile.json"
     with World(2) as world:
-        place = local_place(world)
-        assert fit.run(place, 2, path) == 0
+        launcher = local_launcher(world)
+        assert fit.run(launcher, 2, path) == 0
         keys = [Key("all_reduce", spec) for spec in (OWN, "int4")]
         rows = list(rows_of(4 << 20, world.run(measure, 4 << 20, keys, 2, "gloo")))
     fitted = cost.load(path)

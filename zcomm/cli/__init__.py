@@ -1,4 +1,10 @@
-"""The command `zcomm`: what it can do, on the user's own machine."""
+"""Command line: `zcomm demo`, `zcomm bench`, `zcomm plan` and `zcomm doctor`.
+
+Each is a package whose `command` module parses its arguments and runs it. The other modules of
+`bench` time collectives, for `benchmarks/` as well.
+
+Imports: everything but selftest and integrations. Start with main() below.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ import argparse
 import io
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -15,18 +20,10 @@ from zcomm.cli.bench import command as bench
 from zcomm.cli.demo import command as demo
 from zcomm.cli.doctor import command as doctor
 from zcomm.cli.plan import command as plan
-from zcomm.report.units import UsageError
+from zcomm.report.usage import Paragraphs, UsageError
 
 # Each has HELP, add_arguments(parser) and run(args), which gives the exit code.
 COMMANDS: dict[str, ModuleType] = {"demo": demo, "bench": bench, "plan": plan, "doctor": doctor}
-
-
-class Paragraphs(argparse.RawDescriptionHelpFormatter):
-    """Fills the paragraphs of a module's docstring; indented ones, which are commands, stay."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts = text.strip().split("\n\n")
-        return "\n\n".join(p if p.startswith(" ") else textwrap.fill(p, width) for p in parts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

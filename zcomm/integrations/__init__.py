@@ -1,7 +1,9 @@
-"""zcomm inside of training frameworks, each imported by its name.
+"""Integrations: callbacks that add zcomm to training frameworks. Import the one you need.
 
-zcomm.integrations.lightning      a Callback of Lightning's Trainer
-zcomm.integrations.transformers   a TrainerCallback of Hugging Face's Trainer
+    zcomm.integrations.lightning      a Callback for Lightning's Trainer
+    zcomm.integrations.transformers   a TrainerCallback for Hugging Face's Trainer
 
-Accelerate needs none: zcomm.compress takes what accelerator.prepare returns.
+Accelerate needs none: pass zcomm.compress the model that accelerator.prepare returns.
+
+Imports: ddp and below. Start with registration.py, which both share.
 """

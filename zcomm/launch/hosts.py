@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zcomm.launch.ranks import World
-from zcomm.report.units import UsageError
+from zcomm.report.usage import UsageError
 
 INTERFACE = "eth0"
 LOOPBACK = "lo"

@@ -1,7 +1,7 @@
-"""Monitor: what compression does to a run, while it runs.
+"""Monitor: shows what compression does while training runs.
 
-`monitors` has Log, TensorBoard and Callback; `samples` what they report, `layer_figures` the norms
-and errors of each layer. A monitor sends nothing and changes no bit of training.
+`monitors` has Log, TensorBoard and Callback; `samples` is what they report; `layer_figures` has the
+norms and errors of each layer. A monitor sends nothing and changes no bit of the training.
 
 Imports: ddp, zero and below. Start with monitors.py.
 """

@@ -1,8 +1,8 @@
 """Planning: the memory and the time of a training run, before it starts.
 
-`memory` is `zcomm.plan`, with `buffer_memory`, `gradient_memory` and `optimizer_memory` for its
-parts. `cost` models the time of a collective, `step_cost` that of a training step, from a profile
-of the machine (`default_profile`, or one that `zcomm bench --fit` measured).
+`memory` has `zcomm.plan`; `buffer_memory`, `gradient_memory` and `optimizer_memory` do its parts.
+`cost` models the time of a collective and `step_cost` that of a training step, from a profile of
+the machine: `default_profile`, or one measured by `zcomm bench --fit`.
 
 Imports: zero, ddp and below. Start with memory.py.
 """

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import zcomm
+from zcomm import codecs
 from zcomm.sharding.feedback import NEEDS_FEEDBACK
 
 # A chunk of the engine, and enough of them that none is in a cache when it is read.
@@ -41,7 +41,7 @@ def measure_costs(rank: int, world_size: int, specs: list[str]) -> dict[str, Cod
 
 
 def cost_of(spec: str, source: Tensor, target: Tensor) -> CodecCost:
-    codec = zcomm.codec(spec)
+    codec = codecs.codec(spec)
     n = CHUNK_NUMEL
     xs, outs = torch.split(source, n), torch.split(target, n)
     needed = codec.name in NEEDS_FEEDBACK

@@ -17,14 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import zcomm
-from zcomm.cli.bench.collective_rows import ENCODINGS
-from zcomm.cli.bench.collective_tasks import OWN
+from zcomm import codecs
 from zcomm.planning.codec_costs import CodecCost
-from zcomm.report.units import UsageError
+from zcomm.report.usage import UsageError
 from zcomm.sharding.chunks import best_chunk_size, piece_limit
 from zcomm.wire.header import HEADER_NBYTES
 
+# The collectives, and how often each encodes a value: on the way to its owner, and from there.
+ENCODINGS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+KINDS = tuple(ENCODINGS)
+# In place of a codec: the backend's own collective, uncompressed.
+OWN = ""
 FORMAT = "zcomm cost model 1"
 # TCP and Ethernet leave so much of a line to what is sent; for profiles that have seen no line.
 USUAL_EFFICIENCY = 0.95
@@ -133,7 +136,7 @@ class Load(NamedTuple):
 
 
 def load_of(kind: str, numel: int, spec: str, world_size: int) -> Load:
-    codec = zcomm.codec(spec)
+    codec = codecs.codec(spec)
     row = piece_limit(codec, world_size) * world_size
     per_element = codec.body_nbytes(row) / row
     size = best_chunk_size(world_size)

@@ -1,7 +1,7 @@
-"""Report: how the command shows results: tables, plots, pages, progress, units.
+"""Report: how commands talk to people: tables, plots, HTML pages, progress, units, usage errors.
 
-Nothing here knows what is measured. `finding` is one line of a check-up, `machine` says where
-figures come from.
+Nothing here knows what is measured. `finding` is the result of one check; `usage` has what every
+command line needs.
 
-Imports: nothing of zcomm but its version. Start with table.py.
+Imports: nothing else from zcomm. Start with table.py.
 """

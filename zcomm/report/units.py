@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 
+from zcomm.report.usage import UsageError
+
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
-
-
-class UsageError(ValueError):
-    """What the user typed cannot be done. The message is a sentence: expected, got, remedy."""
 
 
 def parse_size(text: str) -> int:

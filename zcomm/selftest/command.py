@@ -16,12 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zcomm.cli import Paragraphs
-from zcomm.cli.bench.output import expect_writable
 from zcomm.codecs import codec
 from zcomm.conformance import contract, vectors
 from zcomm.report.finding import OK, PROBLEM, Finding, guarded, say, show
-from zcomm.report.units import UsageError
+from zcomm.report.usage import Paragraphs, UsageError, expect_writable
 from zcomm.selftest import damage, device, engine, exactness, graphs, speed
 from zcomm.selftest.tally import DO_NOT_TRAIN, Plan
 

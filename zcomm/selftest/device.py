@@ -10,8 +10,8 @@ import zcomm
 from zcomm import kernels
 from zcomm.conformance import gpu_tools
 from zcomm.conformance.contract import Subject
-from zcomm.report.machine import cpu_model
-from zcomm.report.units import UsageError
+from zcomm.launch.machine import cpu_model
+from zcomm.report.usage import UsageError
 
 
 def chosen(name: str, kernel_set: str | None) -> Subject:

@@ -19,14 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from zcomm import kernels
-from zcomm.cli.doctor.self_test import captured_output, first_error
 from zcomm.codecs import codec
 from zcomm.conformance.contract import difference
 from zcomm.engine.choice import make_engine
 from zcomm.engine.job import Job
 from zcomm.engine.streams import streams_of
 from zcomm.kernels import KERNELS_VARIABLE
-from zcomm.launch.ranks import World
+from zcomm.launch.trial import first_error, try_on_ranks
 from zcomm.report.finding import OK, PROBLEM, Finding, reason
 from zcomm.selftest.tally import DO_NOT_TRAIN, Plan
 from zcomm.sharding.chunks import Item, make_chunks
@@ -61,15 +60,10 @@ def check(plan: Plan) -> Finding:
 
 
 def _faults(world_size: int, device: str, env: dict[str, str]) -> list[str]:
-    with captured_output() as output:
-        try:
-            with World(world_size, group_timeout_s=TIMEOUT_S / 2, env=env) as world:
-                found = world.run(try_training, device, timeout_s=TIMEOUT_S)
-        except (AssertionError, OSError) as error:  # ranks.py: what happened on each rank
-            output.seek(0)
-            text = f"{error}\n{output.read()}".strip()
-            ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
-            return [f"{ranks} failed: {first_error(text)}\n{text}"]
+    error, found = try_on_ranks(world_size, try_training, device, env=env, timeout_s=TIMEOUT_S)
+    if error:
+        ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
+        return [f"{ranks} failed: {first_error(error)}\n{error}"]
     return [
         f"rank {rank} of {world_size}: {f}" for rank, faults in enumerate(found) for f in faults
     ]

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import zcomm
-from zcomm.cli.bench.collective_tasks import OWN, Key, Sample, Samples, shard_numel_of
+from zcomm.cli.bench.collective_tasks import Key, Sample, Samples, shard_numel_of
+from zcomm.planning.cost import ENCODINGS, OWN
 from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.hosts import hosts_of
 from zcomm.sharding.owners import even_bounds, owner_bounds
 
-# How often each collective encodes a value: once on its way to the owner, once from there to all.
-ENCODINGS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 # The normalised squared error of one encoding of Gaussian values, from benchmarks/README.md. What
 # does not lose a bit by itself still rounds its sums.
 ERRORS = {

@@ -18,11 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import zcomm
+from zcomm.planning.cost import OWN
 from zcomm.sharding.feedback import NEEDS_FEEDBACK
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather")
-# The codec of a backend's own collective.
-OWN = ""
 _PART = 1 << 20
 
 

@@ -27,11 +27,12 @@ import zcomm
 from zcomm.cli.bench import fit
 from zcomm.cli.bench import output as bench_output
 from zcomm.cli.bench.collective_rows import Row, rows_of
-from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, measure
-from zcomm.launch import places
-from zcomm.launch.places import Place
-from zcomm.report import machine
-from zcomm.report.units import UsageError, parse_rate, parse_size
+from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.launch import launchers, machine
+from zcomm.launch.launchers import Launcher
+from zcomm.planning.cost import KINDS, OWN
+from zcomm.report.units import parse_rate, parse_size
+from zcomm.report.usage import UsageError, expect_writable
 from zcomm.sharding.feedback import NEEDS_FEEDBACK
 
 HELP = "measure collectives: time, bandwidth, error, with and without codecs"
@@ -51,7 +52,6 @@ class Settings:
     kinds: list[str]
     backends: list[str]
     ranks: int
-    ranks_here: int
     on_hosts: bool
     rate: str | None
     rounds: int
@@ -81,52 +81,52 @@ def run(args: argparse.Namespace) -> int:
         settings = checked(args)
         outputs = [args.json, args.csv, args.html, args.fit]
         for path in filter(None, outputs):
-            bench_output.expect_writable(path)
+            expect_writable(path)
         if args.fit and any(outputs[:3]):
             raise UsageError("expected --fit alone, got --json, --csv or --html with it: run twice")
-        with place_of(settings) as place:
+        with launcher_of(settings) as launcher:
             if args.fit:
-                return fit.run(place, settings.rounds, args.fit)
-            return bench(place, settings, args)
+                return fit.run(launcher, settings.rounds, args.fit)
+            return bench(launcher, settings, args)
     except UsageError:
-        if places.leads():
+        if launchers.leads():
             raise
         return 2
 
 
-def bench(place: Place, settings: Settings, args: argparse.Namespace) -> int:
-    about = about_run(place, settings)
-    output = bench_output.Output(about, settings.codecs, place.leads)
-    for row in measured(place, settings, output):
+def bench(launcher: Launcher, settings: Settings, args: argparse.Namespace) -> int:
+    about = about_run(launcher, settings)
+    output = bench_output.Output(about, settings.codecs, launcher.leads)
+    for row in measured(launcher, settings, output):
         output.row(row)
     output.write(args.json, args.csv, args.html)
     return output.finish()
 
 
-def measured(place: Place, settings: Settings, output: bench_output.Output) -> Iterator[Row]:
+def measured(launcher: Launcher, settings: Settings, output: bench_output.Output) -> Iterator[Row]:
     """The rows, as they come: all codecs of one collective and size at once."""
     for backend in settings.backends:
         for kind in settings.kinds:
             output.section(kind, backend)
             keys = [Key(kind, codec) for codec in (OWN, *settings.codecs)]
             for size in settings.sizes:
-                by_rank = place.run(measure, size, keys, settings.rounds, backend)
-                yield from rows_of(size, by_rank, place.per_host)
+                by_rank = launcher.run(measure, size, keys, settings.rounds, backend)
+                yield from rows_of(size, by_rank, launcher.per_host)
 
 
-def about_run(place: Place, settings: Settings) -> dict[str, object]:
-    run = {"ranks": place.ranks, "link": place.link, "rounds": settings.rounds}
-    return run | machine.describe()
+def about_run(launcher: Launcher, settings: Settings) -> dict[str, object]:
+    run = {"ranks": launcher.ranks, "link": launcher.link, "rounds": settings.rounds}
+    return run | machine.describe(zcomm.__version__)
 
 
-def place_of(settings: Settings) -> AbstractContextManager[Place]:
-    if places.under_torchrun():
-        return places.joined(settings.backends[0])
-    return places.started(settings.ranks, settings.on_hosts, settings.rate)
+def launcher_of(settings: Settings) -> AbstractContextManager[Launcher]:
+    if launchers.under_torchrun():
+        return launchers.torchrun(settings.backends[0])
+    return launchers.local(settings.ranks, settings.on_hosts, settings.rate)
 
 
 def checked(args: argparse.Namespace) -> Settings:
-    world_size, here = places.planned(args.ranks, args.hosts)
+    world_size, here = launchers.world_sizes(args.ranks, args.hosts)
     if world_size < 2:
         option = "--hosts" if args.hosts == world_size else "--ranks"
         raise UsageError(f"expected at least 2 ranks, got {option} {world_size}")
@@ -138,7 +138,6 @@ def checked(args: argparse.Namespace) -> Settings:
         kinds=checked_kinds(args.collectives),
         backends=[checked_backend(name) for name in args.backend],
         ranks=world_size,
-        ranks_here=here,
         on_hosts=args.hosts is not None,
         rate=checked_rate(args.rate, args.hosts),
         rounds=args.rounds,
@@ -149,7 +148,7 @@ def checked(args: argparse.Namespace) -> Settings:
     tensors = TENSORS + fed_back * (1 + 1 / world_size)
     largest = max(fit.SIZES) if args.fit else settings.sizes[-1]
     option = "--fit" if args.fit else f"--max {args.max}"
-    places.expect_memory(tensors * largest, here, option)
+    machine.expect_memory(tensors * largest, here, option)
     return settings
 
 

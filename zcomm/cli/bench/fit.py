@@ -19,13 +19,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import zcomm
 from zcomm.cli.bench.collective_rows import Row, rows_of
-from zcomm.cli.bench.collective_tasks import KINDS, OWN, Key, measure
-from zcomm.launch.places import LOOPBACK, Place
+from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.launch import machine
+from zcomm.launch.launchers import LOOPBACK, Launcher
 from zcomm.planning import cost
 from zcomm.planning.codec_costs import CodecCost, measure_costs
-from zcomm.planning.cost import Profile
-from zcomm.report import machine
+from zcomm.planning.cost import KINDS, OWN, Profile
 from zcomm.report.table import whole
 from zcomm.report.units import parse_rate, show_bytes, show_rate, show_seconds
 
@@ -39,16 +40,16 @@ MESSAGES = 100
 MESSAGE_NBYTES, IN_FLIGHT = 1 << 20, 16
 
 
-def run(place: Place, rounds: int, path: Path) -> int:
+def run(launcher: Launcher, rounds: int, path: Path) -> int:
     """Fits and writes a profile, and shows how well it describes what it was fitted to."""
 
     def say(text: str) -> None:
-        if place.leads:
+        if launcher.leads:
             print(text, flush=True)
 
-    say(f"Measuring {place.ranks} ranks, {place.link}: codecs, messages, collectives.")
-    profile, rows = fitted(place, rounds)
-    if place.leads:
+    say(f"Measuring {launcher.ranks} ranks, {launcher.link}: codecs, messages, collectives.")
+    profile, rows = fitted(launcher, rounds)
+    if launcher.leads:
         cost.save(profile, path)
     say(summary(profile))
     say(comparison(profile, rows))
@@ -56,16 +57,18 @@ def run(place: Place, rounds: int, path: Path) -> int:
     return 1 if any(row.wrong for row in rows) else 0
 
 
-def fitted(place: Place, rounds: int, codecs: Sequence[str] = CODECS) -> tuple[Profile, list[Row]]:
+def fitted(
+    launcher: Launcher, rounds: int, codecs: Sequence[str] = CODECS
+) -> tuple[Profile, list[Row]]:
     """A profile of these ranks, and the rows that it was fitted to."""
-    costs = slowest_costs(place.run(measure_costs, list(TIMED)))
-    message_s = max(place.run(measure_message))
-    bytes_per_s = min(place.run(measure_bandwidth))
+    costs = slowest_costs(launcher.run(measure_costs, list(TIMED)))
+    message_s = max(launcher.run(measure_message))
+    bytes_per_s = min(launcher.run(measure_bandwidth))
     rows: list[Row] = []
     for size in SIZES:
         keys = [Key(kind, codec) for kind in KINDS for codec in (OWN, *codecs)]
-        rows += rows_of(size, place.run(measure, size, keys, rounds, "gloo"))
-    about = machine.describe() | {"ranks": place.ranks, "link": place.link}
+        rows += rows_of(size, launcher.run(measure, size, keys, rounds, "gloo"))
+    about = machine.describe(zcomm.__version__) | {"ranks": launcher.ranks, "link": launcher.link}
     return profile_of(rows, costs, message_s, bytes_per_s, about), rows
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ from zcomm.cli.bench.collective_rows import Row
 from zcomm.report import page as report
 from zcomm.report import plot
 from zcomm.report.table import Table
-from zcomm.report.units import UsageError, show_bytes, show_seconds
+from zcomm.report.units import show_bytes, show_seconds
+from zcomm.report.usage import wrapped
 
 HEADINGS = ("size", "codec", "sent", "time", "±", "algbw", "busbw", "speed", "error", "wrong")
 WIDTHS = (5, 9, 7, 7, 3, 5, 5, 6, 7, 5)
@@ -171,16 +170,3 @@ def series(rows: Sequence[Row], backend: str, value: Callable[[Row], float]) -> 
         xs = [row.nbytes / 1e6 for row in ours]
         found.append(plot.Series(codec or backend, xs, [value(row) for row in ours]))
     return found
-
-
-def wrapped(text: str) -> str:
-    """For any terminal; names and paths stay whole."""
-    return textwrap.fill(text, 79, break_long_words=False, break_on_hyphens=False)
-
-
-def expect_writable(path: Path) -> None:
-    """Before anything is measured, not after it."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"expected a file in a folder that exists, got {path}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"expected a file that can be written, got {path}")

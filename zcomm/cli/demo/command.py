@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
-import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +21,7 @@ from zcomm.cli.demo import report as demo_report
 from zcomm.cli.demo.training import LEAST_STEPS, Length, train
 from zcomm.launch import hosts
 from zcomm.report import units
-from zcomm.report.progress import terminal_width
-from zcomm.report.units import UsageError
+from zcomm.report.usage import UsageError, expect_writable, wrapped
 
 HELP = "train a small GPT in four ways and compare them, in two minutes"
 WORLD_SIZE = 2
@@ -56,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     start = time.monotonic()
     length = length_of(args, start)
     for file in filter(None, (args.html, args.svg, args.json)):
-        check_writable(file)
+        expect_writable(Path(file))
     link = link_of(args)
     for words in (demo_report.about_training(), link.words, ""):
         print(wrapped(words), file=sys.stderr, flush=True)
@@ -94,10 +91,6 @@ def write(args: argparse.Namespace, result: demo_report.Result) -> None:
     print(f"Report: {Path(args.html).resolve()}")
 
 
-def wrapped(words: str) -> str:
-    return textwrap.fill(words, min(100, terminal_width(sys.stdout)))
-
-
 def length_of(args: argparse.Namespace, start: float) -> Length:
     steps = None
     if args.steps is not None:
@@ -114,17 +107,6 @@ def length_of(args: argparse.Namespace, start: float) -> Length:
             f"got {args.seconds!r}; for a shorter run use --steps, such as --steps {LEAST_STEPS}"
         )
     return Length(steps, start + seconds - ENDING_S)
-
-
-def check_writable(file: str) -> None:
-    """Before the training, not after it."""
-    path = Path(file)
-    if path.is_dir():
-        raise UsageError(f"expected the name of a file to write, got the folder {file!r}")
-    if not path.parent.is_dir():
-        raise UsageError(f"expected a file in a folder that exists, got {file!r}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{file!r} cannot be written; name another file, or use another folder")
 
 
 def link_of(args: argparse.Namespace) -> Link:

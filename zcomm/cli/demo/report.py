@@ -18,8 +18,9 @@ from zcomm.cli.demo.training import (
     parameter_count,
     tokens_per_step,
 )
-from zcomm.report import machine, plot, table
+from zcomm.launch import machine
 from zcomm.report import page as report
+from zcomm.report import plot, table
 from zcomm.report.units import show_bytes, show_seconds
 
 SMOOTHED_STEPS = 10
@@ -181,7 +182,7 @@ class Result:
         return {
             "command": self.command,
             "link": self.link,
-            **machine.describe(),
+            **machine.describe(zcomm.__version__),
             "ranks": f"{self.world_size}, with one thread each, over gloo",
             "model": ", ".join(f"{name} {value}" for name, value in MODEL.items())
             + f"; {parameter_count():,} parameters",

@@ -24,8 +24,8 @@ from zcomm.conformance import gpu_tools
 from zcomm.kernels import KERNELS_VARIABLE
 from zcomm.kernels.cpu import ISA_VARIABLE
 from zcomm.launch import interfaces
+from zcomm.launch.machine import cpu_model
 from zcomm.report.finding import NOTE, OK, PROBLEM, Finding, guarded, say, show, show_remedies
-from zcomm.report.machine import cpu_model
 
 HELP = "whether zcomm works on this machine, and what to do if not"
 LEAST_TORCH = (2, 6)

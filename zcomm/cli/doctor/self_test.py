@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import re
-import sys
-import tempfile
-from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +14,8 @@ import zcomm
 from zcomm.conformance import vectors
 from zcomm.kernels import KERNELS_VARIABLE, ON_GPUS, forced
 from zcomm.launch.interfaces import LOOPBACK, gloo_choice, list_interfaces
-from zcomm.launch.ranks import World
-from zcomm.report.finding import OK, PROBLEM, Finding, reason
+from zcomm.launch.trial import first_error, try_on_ranks
+from zcomm.report.finding import OK, PROBLEM, Finding
 
 STEPS = 3
 NUMEL = 1 << 16
@@ -31,7 +25,6 @@ ERROR_LIMITS = {"none": 0.0, "int8": 0.03, "lm4": 0.2}
 _WORTHLESS = 1e9
 # A start on a busy machine with a cold disk takes long.
 TIMEOUT_S = 120.0
-_ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
 
 
 def check_vectors() -> Finding:
@@ -88,35 +81,7 @@ def _run(interface: str) -> tuple[str, list[Any]]:
     env = {"GLOO_SOCKET_IFNAME": interface}
     if forced() in ON_GPUS:
         env[KERNELS_VARIABLE] = ""  # the ranks have CPU tensors
-    with captured_output() as output:
-        try:
-            with World(2, group_timeout_s=TIMEOUT_S / 2, env=env) as world:
-                return "", world.run(try_zcomm, timeout_s=TIMEOUT_S)
-        except (AssertionError, OSError) as error:  # ranks.py: what happened on each rank
-            output.seek(0)
-            return f"{error}\n{output.read()}".strip() or repr(error), []
-
-
-def first_error(error: str) -> str:
-    found = _ERROR_LINE.search(error)
-    return reason(found[0] if found else error)
-
-
-@contextlib.contextmanager
-def captured_output() -> Iterator[IO[str]]:
-    """What this process and its children write, native code too: gloo says that it connects."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        saved = [os.dup(fd) for fd in (1, 2)]
-        try:
-            for fd in (1, 2):
-                os.dup2(output.fileno(), fd)
-            yield output
-        finally:
-            for fd, copy in zip((1, 2), saved, strict=True):
-                os.dup2(copy, fd)
-                os.close(copy)
+    return try_on_ranks(2, try_zcomm, env=env, timeout_s=TIMEOUT_S)
 
 
 def try_zcomm(rank: int, world_size: int) -> dict[str, Any]:

@@ -18,22 +18,20 @@ from typing import Any, NamedTuple
 
 import zcomm
 from zcomm.base import arguments
-from zcomm.cli.bench.collective_tasks import OWN
 from zcomm.cli.bench.command import checked_codecs
-from zcomm.cli.bench.output import expect_writable, wrapped
 from zcomm.cli.plan.rows import PlanRow, recommended, rows_for
 from zcomm.planning import cost, default_profile
-from zcomm.planning.cost import Cluster, Profile
+from zcomm.planning.cost import OWN, Cluster, Profile
 from zcomm.planning.step_cost import Training
 from zcomm.report.table import whole
 from zcomm.report.units import (
-    UsageError,
     parse_count,
     parse_rate,
     parse_size,
     show_bytes,
     show_seconds,
 )
+from zcomm.report.usage import UsageError, expect_writable, wrapped
 
 HELP = "memory per rank and time per step, for every stage and codec"
 CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")

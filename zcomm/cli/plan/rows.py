@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zcomm.cli.bench.collective_rows import ERRORS
-from zcomm.cli.bench.collective_tasks import OWN
 from zcomm.planning import cost
-from zcomm.planning.cost import Cluster, Profile
+from zcomm.planning.cost import OWN, Cluster, Profile
 from zcomm.planning.memory import MemoryPlan
 from zcomm.planning.step_cost import StepTime, Training, Way, step_time
 from zcomm.report.units import show_bytes

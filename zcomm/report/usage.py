@@ -1,0 +1,33 @@
+"""The command line: help text, wrapped lines, and errors that are the user's to fix."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import textwrap
+from pathlib import Path
+
+
+class UsageError(ValueError):
+    """The user asked for something impossible. The message says expected, got, remedy."""
+
+
+class Paragraphs(argparse.RawDescriptionHelpFormatter):
+    """Wraps each paragraph of a module's docstring, but leaves indented ones: they are commands."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(p if p.startswith(" ") else textwrap.fill(p, width) for p in parts)
+
+
+def wrapped(text: str) -> str:
+    """Fits any terminal; names and paths stay in one piece."""
+    return textwrap.fill(text, 79, break_long_words=False, break_on_hyphens=False)
+
+
+def expect_writable(path: Path) -> None:
+    """Call it before the work starts, not when the result is ready."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"expected a file in a folder that exists, got {path}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"expected a file that can be written, got {path}; use another folder")
