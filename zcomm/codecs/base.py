@@ -11,9 +11,10 @@ from torch import Tensor
 
 from zcomm.base import arguments, cupy_arrays
 from zcomm.codecs import residual_storage
-from zcomm.codecs.format import Encoded, Format
+from zcomm.codecs.format import Format
 from zcomm.codecs.layout import Layout, Segment
 from zcomm.wire import header as wire
+from zcomm.wire.segments import Encoded
 
 _NEW_RESIDUAL = "make one with new_residual"
 

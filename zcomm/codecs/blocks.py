@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
-from zcomm.codecs.format import Encoded, refuse, section, take_section
+from zcomm.codecs.format import refuse, section, take_section
 from zcomm.wire.header import align16
+from zcomm.wire.segments import Encoded
 
 DEFAULT_BLOCK = 128
 BLOCKS = (32, 64, 128, 256, 512, 1024)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from zcomm.wire.header import WireError, align16
-
-
-class Encoded(NamedTuple):
-    """One encoded segment."""
-
-    body: Tensor  # uint8, every section padded to 16 bytes
-    decoded: Tensor  # fp32 [n]: what is taken from v to give the residual
-    kept: Tensor  # bool [n]: elements whose residual stays as it was
+from zcomm.wire.segments import Encoded
 
 
 class Format(Protocol):

@@ -9,8 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
-from zcomm.codecs.format import Encoded, section, take_section
+from zcomm.codecs.format import section, take_section
 from zcomm.wire.header import align16
+from zcomm.wire.segments import Encoded
 
 
 @dataclass(frozen=True)

@@ -7,26 +7,17 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import reduce
 from operator import or_
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from zcomm.base import arguments, cupy_arrays
-from zcomm.kernels.base import LayoutSegment
+from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.memory import upload
+from zcomm.wire.segments import Segment
 
 # The first byte, the one after the last, and the segment.
 Span = tuple[int, int, int]
-
-
-class ResidualLayout(Protocol):
-    """What residuals need of a layout, which lies above."""
-
-    @property
-    def segments(self) -> Sequence[LayoutSegment]: ...
-    @property
-    def span(self) -> int: ...
 
 
 class Residuals:
@@ -41,7 +32,7 @@ class Residuals:
 
     def __init__(
         self,
-        layout: ResidualLayout,
+        layout: KernelLayout,
         tensors: Tensor | Sequence[Tensor | None],
         outputs: Tensor | Sequence[Tensor | None] | None = None,
     ) -> None:
@@ -85,7 +76,7 @@ class Residuals:
         first, second = self._device_tables
         return first.data_ptr(), second.data_ptr()
 
-    def check(self, layout: ResidualLayout, device: torch.device) -> None:
+    def check(self, layout: KernelLayout, device: torch.device) -> None:
         """Refuses a layout that these residuals were not made for, or another device."""
         if self.layout is not layout:
             if self.layout != layout:
@@ -147,7 +138,7 @@ class Residuals:
                 spans.append((start or arguments.address(t, f"{what} {i}"), start + t.nbytes, i))
         return table, spans
 
-    def _misfit(self, segment: LayoutSegment, t: Tensor, numel: int, what: str) -> ValueError:
+    def _misfit(self, segment: Segment, t: Tensor, numel: int, what: str) -> ValueError:
         known = self.dtype in arguments.RESIDUAL_DTYPES
         dtypes = (self.dtype,) if known else arguments.RESIDUAL_DTYPES
         if t.dtype not in dtypes:
@@ -181,7 +172,7 @@ def _expect_same_gaps(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor 
 
 
 def _per_segment(
-    layout: ResidualLayout, tensors: Tensor | Sequence[Tensor | None], what: str
+    layout: KernelLayout, tensors: Tensor | Sequence[Tensor | None], what: str
 ) -> tuple[Tensor | None, ...]:
     if isinstance(tensors, Tensor):
         return _slices(layout, tensors, what)
@@ -198,7 +189,7 @@ def _per_segment(
     return tuple(tensors)
 
 
-def _slices(layout: ResidualLayout, flat: Tensor, what: str) -> tuple[Tensor, ...]:
+def _slices(layout: KernelLayout, flat: Tensor, what: str) -> tuple[Tensor, ...]:
     arguments.expect_tensor(flat, what)
     if flat.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from zcomm import kernels as kernel_sets
 from zcomm.codecs.layout import Layout
-from zcomm.kernels.base import SegmentCodec
-from zcomm.wire.segments import Segment
+from zcomm.wire.segments import Segment, SegmentCodec
 
 
 class ScatteredLayout:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
-from zcomm.codecs.format import Encoded, refuse, section, take_section
+from zcomm.codecs.format import refuse, section, take_section
 from zcomm.wire.header import WireError, align16
+from zcomm.wire.segments import Encoded
 
 RANGE = 65536
 _FLAGGED = 0xFFFFFFFF

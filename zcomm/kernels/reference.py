@@ -15,11 +15,11 @@ from zcomm.kernels.base import (
     KernelLayout,
     KernelMemory,
     KernelResiduals,
-    LayoutSegment,
     wire_error,
 )
 from zcomm.wire import header as frames
 from zcomm.wire.header import Frame, WireError
+from zcomm.wire.segments import Segment
 
 # Torch's element-wise operations split work among threads from this size on.
 _GRAIN = 32768
@@ -76,12 +76,12 @@ class ReferenceKernels:
                     _slice(out, segment).copy_(_decode_segment(layout, i, copies))
 
 
-def _slice(flat: KernelMemory, segment: LayoutSegment) -> Tensor:
+def _slice(flat: KernelMemory, segment: Segment) -> Tensor:
     return flat[segment.offset : segment.offset + segment.numel]
 
 
 def _encode_segment(
-    segment: LayoutSegment, v: Tensor, residuals: KernelResiduals | None, index: int, idle: bool
+    segment: Segment, v: Tensor, residuals: KernelResiduals | None, index: int, idle: bool
 ) -> Tensor:
     """The body; the segment's residual is overwritten, or kept if the segment is idle."""
     codec = segment.codec

@@ -5,10 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
 
 from zcomm.base.arguments import count, describe
-from zcomm.kernels.base import SegmentCodec
 from zcomm.wire.header import ALIGNMENT, HEADER_NBYTES, MAX_UNITS, Frame, codec_byte, layout_hash
+
+
+class Encoded(NamedTuple):
+    """One encoded segment."""
+
+    body: Tensor  # uint8, every section padded to 16 bytes
+    decoded: Tensor  # fp32 [n]: what is taken from v to give the residual
+    kept: Tensor  # bool [n]: elements whose residual stays as it was
+
+
+class SegmentCodec(Protocol):
+    """What segments and kernel sets need of a codec."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def spec(self) -> str: ...
+    @property
+    def log2_block(self) -> int: ...
+    def k(self, n: int) -> int: ...
+    def body_nbytes(self, n: int) -> int: ...
+    def residual_numel(self, n: int, dtype: torch.dtype) -> int: ...
+    def encode_body(self, v: Tensor) -> Encoded: ...
+    def decode_body(self, body: Tensor, n: int) -> Tensor: ...
+    def finish_sum(self, terms: Tensor, n: int) -> Tensor: ...
+    def read_residual(self, stored: Tensor, n: int) -> Tensor: ...
+    def write_residual(self, r: Tensor, kept: Tensor, stored: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)

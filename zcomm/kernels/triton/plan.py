@@ -20,9 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from zcomm.kernels.base import KernelLayout, LayoutSegment
+from zcomm.kernels.base import KernelLayout
 from zcomm.wire import header as wire
+from zcomm.wire import lm_tables
 from zcomm.wire.header import CODEC_IDS, Frame, align16
+from zcomm.wire.segments import Segment
 
 HEADER = ("segments_at", "frames_at", "segments", "frames", "topk_segments")
 SEGMENT = (
@@ -99,7 +101,7 @@ class Plan:
         """Per frame the tiles done, and the checksum of each wire."""
         return self.frames * (1 + wires)
 
-    def _tiles(self, segment: LayoutSegment) -> int:
+    def _tiles(self, segment: Segment) -> int:
         return -(-segment.numel // self.tile_elements)
 
     def _tile_rows(self, layout: KernelLayout) -> tuple[Tensor, list[Group]]:
@@ -124,14 +126,12 @@ class Plan:
         return torch.cat([torch.empty(0, len(TILE), dtype=torch.int64), *ordered]), groups
 
     def _table(self, layout: KernelLayout, tile_rows: Tensor) -> tuple[Tensor, int]:
-        from zcomm.wire.lm_tables import SIGN_WORDS as signs  # codecs lie above
-
         segments = list(self._segment_rows(layout))
         frames = list(self._frame_rows(layout))
         segments_at = SIGN_WORDS + len(HEADER)
         frames_at = segments_at + len(SEGMENT) * len(segments)
         counts = [len(segments), len(frames), self.topk_segments]
-        head = [*map(_signed, signs), segments_at, frames_at, *counts]
+        head = [*map(_signed, lm_tables.SIGN_WORDS), segments_at, frames_at, *counts]
         numbers = [*head, *(x for row in (*segments, *frames) for x in row)]
         parts = (torch.tensor(numbers, dtype=torch.int64), tile_rows.reshape(-1))
         return torch.cat(parts), len(numbers)
@@ -171,12 +171,12 @@ class Plan:
             yield frame.start, max(count, 1), *_header_words(frame)
 
 
-def _launch(segment: LayoutSegment) -> tuple[int, int]:
+def _launch(segment: Segment) -> tuple[int, int]:
     log2 = segment.codec.log2_block
     return segment.codec.id, 1 << log2 if log2 else 0
 
 
-def _used(segment: LayoutSegment) -> tuple[int, int, int]:
+def _used(segment: Segment) -> tuple[int, int, int]:
     """Bytes before padding of a segment's sections."""
     n, codec = segment.numel, segment.codec
     if codec.id == _TOPK:
