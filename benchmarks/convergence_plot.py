@@ -15,8 +15,8 @@ WIDTH, HEIGHT = 900, 400
 TOP, BOTTOM = 50, 350
 LEFT_PANEL = (100, 420)
 RIGHT_PANEL = (510, 790)
-# Okabe and Ito's colours: they differ for colour-blind readers too.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000")
+# Okabe and Ito's colors: they differ for color-blind readers too.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000")
 TICKS = (-1, 0, 0.5, 1, 2, 4, 8, 16, 32)
 SMOOTHED_STEPS = 20
 
@@ -60,11 +60,11 @@ def draw_differences(rows: Sequence[Dots]) -> Iterable[str]:
         mean = statistics.fmean(row.differences)
         if math.isfinite(mean):  # else it diverged: no dot
             ends = x(min(row.differences)), x(max(row.differences))
-            yield line(ends[0], y, ends[1], y, COLOURS[which], 1.5)
-            yield dot(x(mean), y, COLOURS[which])
+            yield line(ends[0], y, ends[1], y, COLORS[which], 1.5)
+            yield dot(x(mean), y, COLORS[which])
     for which, name in enumerate(feedbacks):
         at = LEFT_PANEL[0] + 110 * which
-        yield dot(at + 4, 36, COLOURS[which])
+        yield dot(at + 4, 36, COLORS[which])
         yield text(at + 12, 40, name)
 
 
@@ -84,11 +84,11 @@ def draw_curves(curves: dict[str, list[float]]) -> Iterable[str]:
         yield text(x(step), BOTTOM + 16, str(step), anchor="middle")
     yield text(RIGHT_PANEL[0], BOTTOM + 36, f"mean of the seeds and of {SMOOTHED_STEPS} steps")
     label_ys = apart([y(end) for end in ends], 15)
-    for (name, curve), label_y, colour in zip(smooth.items(), label_ys, itertools.cycle(COLOURS)):
+    for (name, curve), label_y, color in zip(smooth.items(), label_ys, itertools.cycle(COLORS)):
         first = SMOOTHED_STEPS / 2  # the middle of the steps that a point is the mean of
         points = [(x(i + first), y(loss)) for i, loss in enumerate(curve) if loss <= high]
-        yield polyline(points, colour)
-        yield text(RIGHT_PANEL[1] + 6, label_y + 4, name, colour=colour)
+        yield polyline(points, color)
+        yield text(RIGHT_PANEL[1] + 6, label_y + 4, name, color=color)
 
 
 def smoothed(curve: Sequence[float]) -> list[float]:

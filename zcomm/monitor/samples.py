@@ -40,7 +40,7 @@ class Memory:
 class Sample:
     """This rank's steps since the last sample, and its figures of the last one.
 
-    step           how many steps there were in all; a step is one synchronised backward()
+    step           how many steps there were in all; a step is one synchronized backward()
     steps          how many of them are in this sample; what follows is their mean
     step_s         from the end of one backward() to that of the next, by the clock
     raw_bytes      what an uncompressed run would have sent; wire_bytes: what was sent

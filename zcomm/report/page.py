@@ -155,7 +155,7 @@ def framed(body: str) -> str:
 
 
 def style() -> str:
-    dark = [f".series-{i} {{ color: {colour}; }}" for i, colour in enumerate(plot.ON_DARK)]
+    dark = [f".series-{i} {{ color: {color}; }}" for i, color in enumerate(plot.ON_DARK)]
     return "\n".join(
         [
             f":root {{ {variables(LIGHT)} }}",
@@ -168,5 +168,5 @@ def style() -> str:
     )
 
 
-def variables(colours: Mapping[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+def variables(colors: Mapping[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in colors.items())

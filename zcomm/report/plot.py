@@ -11,13 +11,13 @@ from zcomm.report.svg import GRID, INK, MUTED, Scale
 
 WIDTH, HEIGHT = 400, 320
 MARGIN = 14
-# The first are Okabe and Ito's, which differ for colour-blind readers too; those for a dark page
-# are lighter. A ninth series has the first colour again, with dashes.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#5b5b5b", "#e69f00", "#8c5a2b", "#7a4fbf")
+# The first are Okabe and Ito's, which differ for color-blind readers too; those for a dark page
+# are lighter. A ninth series has the first color again, with dashes.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#5b5b5b", "#e69f00", "#8c5a2b", "#7a4fbf")
 ON_DARK = ("#56b4e9", "#f08a3c", "#2fc79a", "#e39ac4", "#b8bec6", "#f0c040", "#c99a6b", "#b394f0")
 DASHES = ("none", "5 3", "2 2")
 MOST_DOTS = 40  # a line of more points has none
-STITCH = 12  # length of the colours that alternate where lines lie on each other
+STITCH = 12  # length of the colors that alternate where lines lie on each other
 
 Show = Callable[[float], str]
 
@@ -36,7 +36,6 @@ class Axis:
     low: float
     high: float
     log: bool
-    show: Show
 
     def scale(self, start: float, end: float) -> Scale:
         return svg.scale(self.low, self.high, start, end, math.log10 if self.log else float)
@@ -47,39 +46,28 @@ class Axis:
 
 
 def lines(
-    series: Sequence[Series],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    log_x: bool = False,
-    log_y: bool = False,
-    show_x: Show | None = None,
-    show_y: Show | None = None,
-    y_from: float | None = None,
+    series: Sequence[Series], *, title: str, x_label: str, y_label: str, log: bool = False
 ) -> str:
-    """One line for each series. `show_x` and `show_y` write ticks; the y axis includes `y_from`."""
-    show_x, show_y = show_x or number, show_y or number
-    shown = [finite(one, log_x, log_y) for one in series]
+    """One line for each series; `log` makes both axes logarithmic."""
+    shown = [finite(one, log) for one in series]
     xs = [x for one in shown for x in one.xs]
-    ys = [y for one in shown for y in one.ys] + ([] if y_from is None else [y_from])
-    x_axis = axis(xs, log_x, show_x)
-    y_axis = axis(ys, log_y, show_y, room=0.04)
+    ys = [y for one in shown for y in one.ys]
+    x_axis, y_axis = axis(xs, log), axis(ys, log, room=0.04)
     key, top = legend([one.name for one in series])
-    left = MARGIN + max(svg.text_width(show_y(tick), 11) for tick in y_axis.ticks()) + 6
+    left = MARGIN + max(svg.text_width(number(tick), 11) for tick in y_axis.ticks()) + 6
     right, top, bottom = WIDTH - MARGIN, top + 26, HEIGHT - 46
     x, y = x_axis.scale(left, right), y_axis.scale(bottom, top)
     parts = [
         heading(title),
         key,
         *frame(x_axis, x, y_axis, y, (left, right, top, bottom), x_label, y_label),
-        *(draw(i, one, x, y, show_x, show_y) for i, one in enumerate(shown)),
+        *(draw(i, one, x, y) for i, one in enumerate(shown)),
         *(stitches(i, len(shown), one, x, y) for i, one in enumerate(shown)),
     ]
     if not xs:
         middle = svg.text((left + right) / 2, (top + bottom) / 2, "no values", anchor="middle")
         parts.append(svg.group("muted", MUTED, [middle]))
-    about = f"{y_label} over {x_label}. " + "; ".join(summary(one, show_y) for one in shown)
+    about = f"{y_label} over {x_label}. " + "; ".join(map(summary, shown))
     return svg.document(WIDTH, HEIGHT, parts, name=title, about=about)
 
 
@@ -91,7 +79,7 @@ def bars(
     label: str,
     show: Show | None = None,
 ) -> str:
-    """A horizontal bar for each value, with the value at its end, in the colours of `lines`."""
+    """A horizontal bar for each value, with the value at its end, in the colors of `lines`."""
     show = show or number
     shown = [value if math.isfinite(value) and value > 0 else 0.0 for value in values]
     says = [show(value) for value in values]
@@ -133,17 +121,16 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def finite(one: Series, log_x: bool, log_y: bool) -> Series:
-    def kept(value: float, log: bool) -> bool:
+def finite(one: Series, log: bool) -> Series:
+    def kept(value: float) -> bool:
         return math.isfinite(value) and (value > 0 or not log)
 
-    pairs = zip(one.xs, one.ys, strict=True)
-    good = [(x, y) for x, y in pairs if kept(x, log_x) and kept(y, log_y)]
+    good = [(x, y) for x, y in zip(one.xs, one.ys, strict=True) if kept(x) and kept(y)]
     return Series(one.name, [x for x, _ in good], [y for _, y in good])
 
 
-def axis(values: Sequence[float], log: bool, show: Show, room: float = 0) -> Axis:
-    """From the least to the largest value, and `room` more of that at both ends."""
+def axis(values: Sequence[float], log: bool, room: float = 0) -> Axis:
+    """From the smallest to the largest value, and a share `room` more at both ends."""
     low, high = min(values, default=1.0), max(values, default=10.0)
     if math.isclose(low, high, rel_tol=1e-6):  # ticks between them would all read the same
         half = abs(low) / 2 or 0.5
@@ -153,7 +140,7 @@ def axis(values: Sequence[float], log: bool, show: Show, room: float = 0) -> Axi
         low, high = low / ratio, high * ratio
     else:
         low, high = low - room * (high - low), high + room * (high - low)
-    return Axis(low, high, log, show)
+    return Axis(low, high, log)
 
 
 def even_ticks(low: float, high: float) -> list[float]:
@@ -180,7 +167,7 @@ def heading(title: str) -> str:
 
 
 def legend(names: Sequence[str]) -> tuple[str, float]:
-    """The key to the colours, in as many rows as it takes, and where it ends."""
+    """The key to the colors, in as many rows as it takes, and where it ends."""
     parts, x, y = [], float(MARGIN), 44.0
     for i, name in enumerate(names):
         width = 22 + svg.text_width(name)
@@ -205,16 +192,16 @@ def frame(
     left, right, top, bottom = area
     grid = [svg.line(left, y(tick), right, y(tick)) for tick in y_axis.ticks()]
     words = [
-        svg.text(left - 6, y(tick) + 4, y_axis.show(tick), anchor="end", size=11)
+        svg.text(left - 6, y(tick) + 4, number(tick), anchor="end", size=11)
         for tick in y_axis.ticks()
     ]
     end = -math.inf
     for tick in x_axis.ticks():
-        half = svg.text_width(x_axis.show(tick), 11) / 2
+        half = svg.text_width(number(tick), 11) / 2
         at = min(x(tick), right + MARGIN - half)
         grid.append(svg.line(x(tick), bottom, x(tick), bottom + 4))
         if at - half > end + 4:  # else it would touch the one before
-            words.append(svg.text(at, bottom + 17, x_axis.show(tick), anchor="middle", size=11))
+            words.append(svg.text(at, bottom + 17, number(tick), anchor="middle", size=11))
             end = at + half
     grid.append(svg.line(left, bottom, right, bottom))
     words.append(svg.text(MARGIN, top - 9, y_label, size=11))
@@ -222,37 +209,37 @@ def frame(
     return [svg.group("grid", GRID, grid), svg.group("muted", MUTED, words)]
 
 
-def draw(number: int, one: Series, x: Scale, y: Scale, show_x: Show, show_y: Show) -> str:
+def draw(index: int, one: Series, x: Scale, y: Scale) -> str:
     points = [(x(a), y(b)) for a, b in zip(one.xs, one.ys)]
-    parts = [svg.polyline(points, width=2, dashes=dashes(number))]
+    parts = [svg.polyline(points, width=2, dashes=dashes(index))]
     if len(points) <= MOST_DOTS:
         for (a, b), (px, py) in zip(zip(one.xs, one.ys), points):
-            says = f"{one.name}: {show_y(b)} at {show_x(a)}"
+            says = f"{one.name}: {number(b)} at {number(a)}"
             parts.append(svg.dot(px, py, radius=3, says=says))
-    return series_group(number, parts)
+    return series_group(index, parts)
 
 
-def stitches(number: int, count: int, one: Series, x: Scale, y: Scale) -> str:
+def stitches(index: int, count: int, one: Series, x: Scale, y: Scale) -> str:
     """Its share of a long line on which others may lie: else only the last would be seen."""
-    if len(one.xs) <= MOST_DOTS or dashes(number) != "none":
+    if len(one.xs) <= MOST_DOTS or dashes(index) != "none":
         return ""
     points = [(x(a), y(b)) for a, b in zip(one.xs, one.ys)]
     share = f"{STITCH} {STITCH * (count - 1)}"
     return series_group(
-        number, [svg.polyline(points, width=2, dashes=share, dashes_from=-number * STITCH)]
+        index, [svg.polyline(points, width=2, dashes=share, dashes_from=-index * STITCH)]
     )
 
 
-def series_group(number: int, parts: Sequence[str]) -> str:
-    which = number % len(COLOURS)
-    return svg.group(f"series-{which}", COLOURS[which], parts)
+def series_group(index: int, parts: Sequence[str]) -> str:
+    which = index % len(COLORS)
+    return svg.group(f"series-{which}", COLORS[which], parts)
 
 
-def dashes(number: int) -> str:
-    return DASHES[number // len(COLOURS) % len(DASHES)]
+def dashes(index: int) -> str:
+    return DASHES[index // len(COLORS) % len(DASHES)]
 
 
-def summary(one: Series, show: Show) -> str:
+def summary(one: Series) -> str:
     if not one.ys:
         return f"{one.name}: no values"
-    return f"{one.name}: from {show(one.ys[0])} to {show(one.ys[-1])}"
+    return f"{one.name}: from {number(one.ys[0])} to {number(one.ys[-1])}"

@@ -12,8 +12,8 @@ from zcomm.report.table import Table
 
 PLAIN_EVERY_S = 5.0
 UP_AND_CLEAR = "\x1b[{}A\x1b[J"
-# Nearest to the first colours of the plots among those of a terminal.
-COLOURS = (32, 166, 36, 175)
+# Nearest to the first colors of the plots among those of a terminal.
+COLORS = (32, 166, 36, 175)
 SPEED_WIDTH = 16
 
 
@@ -30,7 +30,7 @@ class Progress:
         self.names, self.stream = names, stream
         self.start = time.monotonic()
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self.coloured = self.live and "NO_COLOR" not in os.environ
+        self.colored = self.live and "NO_COLOR" not in os.environ
         self.drawn_lines = 0
         self.last_plain, self.last_done = -PLAIN_EVERY_S, 0
         self.table = Table(["step", *names], [9, *[13] * len(names)])
@@ -101,8 +101,8 @@ class Progress:
         return nice if (self.stream.encoding or "").lower().startswith("utf") else plain
 
     def paint(self, number: int, words: str) -> str:
-        colour = COLOURS[number % len(COLOURS)]
-        return f"\x1b[38;5;{colour}m{words}\x1b[0m" if self.coloured else words
+        color = COLORS[number % len(COLORS)]
+        return f"\x1b[38;5;{color}m{words}\x1b[0m" if self.colored else words
 
     def write(self, words: str) -> None:
         self.stream.write(words + "\n")

@@ -1,7 +1,7 @@
 """The shapes that plots are drawn with, as SVG text.
 
-Nothing here or in plot.py needs a style sheet: every colour is an attribute, so that a picture is
-the same in a page, in an <img> and in an editor. A page can change the colours of `group`s, by
+Nothing here or in plot.py needs a style sheet: every color is an attribute, so that a picture is
+the same in a page, in an <img> and in an editor. A page can change the colors of `group`s, by
 their classes: attributes give way to style sheets.
 """
 
@@ -41,9 +41,9 @@ def document(width: float, height: float, parts: Iterable[str], *, name: str, ab
     )
 
 
-def group(kind: str, colour: str, parts: Iterable[str]) -> str:
-    """Shapes of one colour; a style sheet finds them by their class."""
-    return f'<g class="{kind}" color="{colour}">{"".join(parts)}</g>'
+def group(kind: str, color: str, parts: Iterable[str]) -> str:
+    """Shapes of one color; a style sheet finds them by their class."""
+    return f'<g class="{kind}" color="{color}">{"".join(parts)}</g>'
 
 
 def moved(x: float, y: float, parts: Iterable[str]) -> str:
@@ -51,28 +51,28 @@ def moved(x: float, y: float, parts: Iterable[str]) -> str:
 
 
 def line(
-    x1: float, y1: float, x2: float, y2: float, colour: str = INHERITED, width: float = 1
+    x1: float, y1: float, x2: float, y2: float, color: str = INHERITED, width: float = 1
 ) -> str:
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width:g}"/>'
+    return f'<line {ends} stroke="{color}" stroke-width="{width:g}"/>'
 
 
-def dot(x: float, y: float, colour: str = INHERITED, *, radius: float = 3.5, says: str = "") -> str:
+def dot(x: float, y: float, color: str = INHERITED, *, radius: float = 3.5, says: str = "") -> str:
     place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"'
     inside = f"<title>{escape(says)}</title>" if says else ""
-    return f'<circle {place} fill="{colour}">{inside}</circle>'
+    return f'<circle {place} fill="{color}">{inside}</circle>'
 
 
 def rectangle(
-    x: float, y: float, width: float, height: float, colour: str = INHERITED, *, round: float = 0
+    x: float, y: float, width: float, height: float, color: str = INHERITED, *, round: float = 0
 ) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{round:g}"'
-    return f'<rect {place} fill="{colour}"/>'
+    return f'<rect {place} fill="{color}"/>'
 
 
 def polyline(
     points: Iterable[tuple[float, float]],
-    colour: str = INHERITED,
+    color: str = INHERITED,
     width: float = 1.5,
     dashes: str = "none",
     dashes_from: float = 0,
@@ -88,7 +88,7 @@ def polyline(
     style = f'stroke-width="{width:g}" stroke-linejoin="round"'
     if dashes != "none":
         style += f' stroke-dasharray="{dashes}" stroke-dashoffset="{dashes_from:g}"'
-    return f'<path d="{path}" fill="none" stroke="{colour}" {style}/>'
+    return f'<path d="{path}" fill="none" stroke="{color}" {style}/>'
 
 
 def text(
@@ -97,11 +97,11 @@ def text(
     words: str,
     *,
     anchor: str = "start",
-    colour: str = INHERITED,
+    color: str = INHERITED,
     weight: str = "normal",
     size: float = 12,
 ) -> str:
-    style = f'text-anchor="{anchor}" fill="{colour}" font-weight="{weight}" font-size="{size:g}"'
+    style = f'text-anchor="{anchor}" fill="{color}" font-weight="{weight}" font-size="{size:g}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
 
 

@@ -17,7 +17,7 @@ from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_o
 from zcomm.sharding.hosts import hosts_of
 from zcomm.sharding.owners import even_bounds, owner_bounds
 
-# The normalised squared error of one encoding of Gaussian values, from benchmarks/README.md. What
+# The normalized squared error of one encoding of Gaussian values, from benchmarks/README.md. What
 # does not lose a bit by itself still rounds its sums.
 ERRORS = {
     OWN: 1e-12,

@@ -128,7 +128,7 @@ def shard_numel_of(nbytes: int, world_size: int) -> int:
     return max(nbytes // 4 // world_size, 1)
 
 
-def normalised_error(x: Tensor, exact: Tensor) -> float:
+def normalized_error(x: Tensor, exact: Tensor) -> float:
     # In parts: temporaries of the whole size would cost more than the collective.
     total = size = 0.0
     for a, b in zip(torch.split(x, _PART), torch.split(exact, _PART)):
@@ -153,7 +153,7 @@ def sample(task: Task, count: Count, group: Any) -> Sample:
     dist.barrier(group)
     sent = count() - sent
     result = task.result()
-    return Sample(s, cpu_s, sent, normalised_error(result, task.exact), digest(result))
+    return Sample(s, cpu_s, sent, normalized_error(result, task.exact), digest(result))
 
 
 def nothing_counted() -> float:

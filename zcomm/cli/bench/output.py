@@ -148,16 +148,14 @@ def section_of(kind: str, backend: str, named: Iterable[tuple[Row, str]]) -> str
         title="Bus bandwidth",
         x_label="size of the tensor, MB",
         y_label="GB/s",
-        log_x=True,
-        log_y=True,
+        log=True,
     )
     times = plot.lines(
         series(rows, backend, lambda row: 1e3 * row.s),
         title="Time",
         x_label="size of the tensor, MB",
         y_label="ms",
-        log_x=True,
-        log_y=True,
+        log=True,
     )
     shown = report.table(HEADINGS, [cells(row, backend) for row in rows], left=2)
     return report.section(f"{kind}, {backend}", LEGEND, busbw, times, shown)

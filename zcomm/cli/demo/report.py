@@ -156,7 +156,7 @@ class Result:
                 " There bytes cost next to nothing, and compression saves bytes and memory, not "
                 "time: as root, or with a slower network, it does."
             )
-        return words + " Where lines lie on each other, their colours alternate."
+        return words + " Where lines lie on each other, their colors alternate."
 
     def explanation(self) -> str:
         return (

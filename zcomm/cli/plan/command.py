@@ -41,8 +41,9 @@ MARK = "*"
 MEMORY = ("parameters", "gradients", "optimizer", "masters", "residuals", "buffers", "peak")
 MEMORY_HEADINGS = ("param", "grad", "optim", "master", "resid", "buffer", "peak")
 SHARED_LINK = (
-    "The {} ranks of a host share its link. zcomm has no hop inside a host yet: each of them sends "
-    "to every rank elsewhere by itself, where the backend's ring passes a host only once."
+    "The {0} ranks of a host share its link. These times are for one hop: each rank sends to every "
+    "rank on the other hosts. With two hops (codec=zcomm.Hierarchy) the ranks of a host first add up "
+    "their gradients, and its link carries 1/{0} of these bytes. The model does not cover that yet."
 )
 TIME_HEADINGS = ("sent", "compute", "hidden", "exposed", "step", "speed")
 
