@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from zcomm.codecs import Codec
 from zcomm.engine.job import Job
@@ -23,6 +22,7 @@ from zcomm.fsdp.modules import ShardedModule, sharded_modules, torch_all_gather
 from zcomm.sharding.feedback import NEEDS_FEEDBACK
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Settings
+from zcomm.torch_private.fsdp import AllGather, ReduceScatter
 
 Codecs = str | Codec | Mapping[str, str | Codec]
 
@@ -100,7 +100,7 @@ class Handle:
         return f"<zcomm.fsdp.Handle: {self._compressor.describe()}>"
 
 
-class CompressedReduceScatter(ReduceScatter):
+class CompressedReduceScatter(ReduceScatter):  # type: ignore[misc]
     """The reduce-scatter of one FSDP module's gradients."""
 
     def __init__(self, compressor: FsdpCompressor, module: ShardedModule) -> None:
@@ -122,7 +122,7 @@ class CompressedReduceScatter(ReduceScatter):
         self._compressor.reduce(self._module, output_tensor, input_tensor, op, used)
 
 
-class CompressedAllGather(AllGather):
+class CompressedAllGather(AllGather):  # type: ignore[misc]
     """The all-gather of one FSDP module's parameters."""
 
     def __init__(self, compressor: FsdpCompressor, module: ShardedModule) -> None:

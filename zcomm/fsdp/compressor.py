@@ -19,7 +19,6 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from zcomm.engine.streams import streams_of
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.plans import FsdpPlans
 from zcomm.sharding.settings import Settings, expect_same
-from zcomm.torch_private.autograd import at_end_of_backward
+from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
 from zcomm.transport.channels import (
     exchange,
     expect_sendable,
@@ -218,7 +217,7 @@ class FsdpCompressor:
 
     def _begin_step(self) -> None:
         """Has autograd call back, once in each backward(), whatever became of the one before."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task_id()
         if task != self._task:
             self._task = task if at_end_of_backward(self._end_step) else -1
 
