@@ -18,7 +18,7 @@ from ranks import World
 from zcomm import cli
 from zcomm.cli.bench import command as bench
 from zcomm.cli.bench.collective_rows import error_bound, is_wrong, rows_of, wire_nbytes
-from zcomm.cli.bench.collective_tasks import Key, Samples, measure
+from zcomm.cli.bench.collective_tasks import Key, Timings, measure
 from zcomm.launch import machine
 from zcomm.launch.launchers import LOOPBACK, Launcher
 from zcomm.planning.cost import KINDS, OWN
@@ -117,13 +117,13 @@ def test_hosts_with_a_shaped_link(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def samples() -> list[Samples]:
+def samples() -> list[Timings]:
     keys = [Key(kind, codec) for kind in KINDS for codec in (OWN, "int8", "sign")]
     with World(2) as world:
         return world.run(measure, SIZE, keys, 2, "gloo")
 
 
-def test_what_was_measured_is_right(samples: list[Samples]) -> None:
+def test_what_was_measured_is_right(samples: list[Timings]) -> None:
     rows = list(rows_of(SIZE, samples))
     assert len(rows) == 9
     assert all(row.wrong == 0 and len(row.seconds) == 2 for row in rows)
@@ -131,7 +131,7 @@ def test_what_was_measured_is_right(samples: list[Samples]) -> None:
 
 
 @pytest.mark.parametrize("error", [1.0, math.nan, math.inf])
-def test_a_result_that_is_too_far_off_is_wrong(samples: list[Samples], error: float) -> None:
+def test_a_result_that_is_too_far_off_is_wrong(samples: list[Timings], error: float) -> None:
     key = Key("reduce_scatter", "int8")
     first, second = (one[key][0] for one in samples)
     assert not is_wrong(key, SIZE, (first, second))
@@ -139,7 +139,7 @@ def test_a_result_that_is_too_far_off_is_wrong(samples: list[Samples], error: fl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_must_have_the_same_bits(samples: list[Samples], kind: str) -> None:
+def test_ranks_must_have_the_same_bits(samples: list[Timings], kind: str) -> None:
     key = Key(kind, "int8")
     first, second = (one[key][0] for one in samples)
     differ = (first, second._replace(digest=first.digest + 1))
@@ -147,9 +147,9 @@ def test_ranks_must_have_the_same_bits(samples: list[Samples], kind: str) -> Non
 
 
 def test_a_wrong_row_is_named_and_the_exit_code_is_1(
-    samples: list[Samples], capsys: pytest.CaptureFixture[str]
+    samples: list[Timings], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(fn: Any, size: int, keys: list[Key], *_: Any) -> list[Samples]:
+    def run(fn: Any, size: int, keys: list[Key], *_: Any) -> list[Timings]:
         spoiled = [{key: one[key] for key in keys} for one in samples]
         key = Key(keys[0].kind, "sign")
         spoiled[1][key] = [spoiled[1][key][0]._replace(error=2.0), spoiled[1][key][1]]

@@ -17,7 +17,13 @@ from zcomm.cli.bench.collective_tasks import Key, measure
 from zcomm.launch.launchers import LOOPBACK, Launcher
 from zcomm.planning import cost, default_profile
 from zcomm.planning.cost import KINDS, OWN, Cluster, Profile
-from zcomm.planning.step_cost import BUCKET_NBYTES, Training, Way, exposed_in_backward, step_time
+from zcomm.planning.step_cost import (
+    BUCKET_NBYTES,
+    Strategy,
+    Workload,
+    exposed_in_backward,
+    step_time,
+)
 from zcomm.report.usage import UsageError
 from zcomm.sharding.chunks import Item, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.owners import owner_bounds
@@ -165,7 +171,7 @@ def test_codecs_with_other_options_cost_what_theirs_do(profile: Profile) -> None
 
 
 BUCKETS = 4
-TRAINING = Training(BUCKETS * BUCKET_NBYTES // 4, 4, 1.0, 0.5, shares_cores=False)
+TRAINING = Workload(BUCKETS * BUCKET_NBYTES // 4, 4, 1.0, 0.5, shares_cores=False)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +194,8 @@ def test_codecs_on_the_cores_that_compute_are_not_hidden() -> None:
 def test_parameters_are_gathered_after_backward(profile: Profile) -> None:
     cluster = Cluster(4, 1, 1, 2, 125 * MB)
     exact, coarse = (
-        step_time(profile, TRAINING, Way(1, "lm4", gather), cluster) for gather in ("none", "lm4")
+        step_time(profile, TRAINING, Strategy(1, "lm4", gather), cluster)
+        for gather in ("none", "lm4")
     )
     gathers = [
         cost.estimate(profile, "all_gather", TRAINING.numel, gather, cluster).s

@@ -18,7 +18,7 @@ from zcomm.conformance.contract import Subject
 from zcomm.kernels.reference import ReferenceKernels
 from zcomm.report.finding import PROBLEM
 from zcomm.selftest import command, engine, graphs, speed
-from zcomm.selftest.tally import Plan, Tally
+from zcomm.selftest.tally import Scope, Tally
 
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ def test_means_over_ranks_are_those_of_the_codec() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_rank_that_fails_is_a_problem(capfd: pytest.CaptureFixture[str]) -> None:
-    found = engine.check(Plan(Subject("cuda", torch.device("cuda", 0))))
+    found = engine.check(Scope(Subject("cuda", torch.device("cuda", 0))))
     assert found.state == PROBLEM
     assert found.lines[0].startswith("1 rank failed: ")
     assert "Traceback" in found.details["faults"][0]
@@ -62,8 +62,8 @@ def test_a_rank_that_fails_is_a_problem(capfd: pytest.CaptureFixture[str]) -> No
 def test_ranks_know_only_the_kernel_sets_of_zcomm(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     monkeypatch.setattr(engine, "_faults", lambda *args: given.append(args) or [])
-    assert "with the default kernels, not mine" in engine.check(Plan(Subject("mine"))).lines
-    assert len(engine.check(Plan(Subject("cpu:scalar"))).lines) == 1
+    assert "with the default kernels, not mine" in engine.check(Scope(Subject("mine"))).lines
+    assert len(engine.check(Scope(Subject("cpu:scalar"))).lines) == 1
     env = [env for *_, env in given]
     assert env == [{}, {}, *[{"ZCOMM_KERNELS": "cpu:scalar"}] * 2]
 

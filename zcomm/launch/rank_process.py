@@ -1,4 +1,4 @@
-"""The process of one rank, started by ranks.py: answers calls until its pipe is closed.
+"""The process of one rank, which ranks.py starts: it answers calls until its pipe is closed.
 
 Usage: python -P -m zcomm.launch.rank_process PARENT PIPE RANK WORLD_SIZE FOLDER GROUP_TIMEOUT_S
 """
@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import importlib.util
 import os
 import pickle
@@ -25,15 +26,17 @@ import torch.distributed as dist
 
 
 def end_with_parent(parent: int) -> None:
-    """Nobody else would end a rank whose parent was killed."""
+    """Dies with its parent, even if the parent was killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit("the parent is gone")
 
 
 def load_module(file: str, name: str) -> ModuleType:
-    """A module by its file: under pytest's importlib mode its name does not lead to it."""
-    # As in multiprocessing: a script's `if __name__ == "__main__"` stays untrue in its children.
+    """Loads a module by its file: in pytest's importlib mode it cannot be imported by name."""
+    if name.startswith("zcomm."):  # by name, so that its package is imported first
+        return importlib.import_module(name)
+    # As in multiprocessing: `if __name__ == "__main__"` must be false in the children of a script.
     load_as = "__mp_main__" if name == "__main__" else name
     if getattr(sys.modules.get(load_as), "__file__", None) != file:
         spec = importlib.util.spec_from_file_location(load_as, file)
@@ -45,15 +48,15 @@ def load_module(file: str, name: str) -> ModuleType:
 
 
 def answer(call: bytes, rank: int, world_size: int) -> bytes:
-    """The pickled pair of an error, as text, and a result; one of them is None."""
+    """A pickled pair of an error, as text, and a result; one of them is None."""
     try:
         file, module, name, args = pickle.loads(call)
         fn = getattr(load_module(file, module), name)
         return pickle.dumps((None, fn(rank, world_size, *pickle.loads(args))))
-    except BaseException:  # SystemExit too: whatever it was, the caller gets it as an error
+    except BaseException:  # SystemExit too: the caller gets any failure as an error
         return pickle.dumps((traceback.format_exc(), None))
     finally:
-        # DDP models are cycles. With their hooks they hold groups, whose threads never quite sleep.
+        # DDP models are reference cycles. They hold groups, whose threads keep polling.
         gc.collect()
 
 

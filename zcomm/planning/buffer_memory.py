@@ -31,7 +31,7 @@ Named = dict[str, Tensor]
 MakeShards = Callable[[Named, Mapping[str, Item]], list[Shard]]
 
 
-class Buffers(NamedTuple):
+class BufferBytes(NamedTuple):
     """Bytes that stay, and those while a chunk is encoded; elements of the longest chunk."""
 
     nbytes: int
@@ -39,7 +39,7 @@ class Buffers(NamedTuple):
     longest_chunk: int
 
 
-class Passing(NamedTuple):
+class ChunkUse(NamedTuple):
     """A chunk, and the bytes that pass through the engine's shard and stage for it."""
 
     chunk: Chunk
@@ -48,15 +48,15 @@ class Passing(NamedTuple):
     copies: int  # how many slots meet such a chunk: all of them, if it comes step after step
 
 
-class Travel(NamedTuple):
-    """How one rank's gradients and parameters travel."""
+class Traffic(NamedTuple):
+    """The chunks that one rank's gradients and parameters make."""
 
     settings: Settings
     param_settings: Settings | None
     rank: int
     world_size: int
 
-    def gradients(self, named: Named, bucket: Named, sharded: bool) -> Iterator[Passing]:
+    def gradients(self, named: Named, bucket: Named, sharded: bool) -> Iterator[ChunkUse]:
         """The first bucket that DDP hands over has all parameters; `bucket` comes in every step."""
         some = self._sample(named, self.settings)
         if some is named:
@@ -65,7 +65,7 @@ class Travel(NamedTuple):
         else:
             yield from self._in_bucket(some, sharded, SLOTS)
 
-    def parameters(self, named: Named, shards_of: MakeShards) -> Iterator[Passing]:
+    def parameters(self, named: Named, shards_of: MakeShards) -> Iterator[ChunkUse]:
         """The gather after a step with ZeRO."""
         some = self._sample(named, self.param_settings or Settings(PLAIN))
         shards = shards_of(some, items_of(some, self.settings, self.world_size))
@@ -74,9 +74,9 @@ class Travel(NamedTuple):
             items = [s.item._replace(codec=gathered_codec(self.param_settings, s)) for s in ours]
             for chunk in self._make_chunks(items, dtype):
                 size = 0 if is_in_place(ours) else chunk.sum_dtype.itemsize
-                yield Passing(chunk, size * chunk.own.numel, size * chunk.numel, SLOTS)
+                yield ChunkUse(chunk, size * chunk.own.numel, size * chunk.numel, SLOTS)
 
-    def _in_bucket(self, named: Named, sharded: bool, copies: int) -> Iterator[Passing]:
+    def _in_bucket(self, named: Named, sharded: bool, copies: int) -> Iterator[ChunkUse]:
         items = items_of(named, self.settings, self.world_size)
         for dtype in _dtypes(named):
             ours = [item for name, item in items.items() if named[name].dtype is dtype]
@@ -88,7 +88,7 @@ class Travel(NamedTuple):
             for chunk in chunks:
                 size = 0 if sharded else chunk.sum_dtype.itemsize
                 stage = size * chunk.numel if staged else 0
-                yield Passing(chunk, size * chunk.own.numel, stage, copies)
+                yield ChunkUse(chunk, size * chunk.own.numel, stage, copies)
 
     def _make_chunks(self, items: Sequence[Item], dtype: torch.dtype) -> list[Chunk]:
         offsets = accumulate((item.numel for item in items), initial=0)
@@ -115,7 +115,7 @@ class Travel(NamedTuple):
         return some
 
 
-def buffers_of(gradients: Sequence[Passing], parameters: Sequence[Passing]) -> Buffers:
+def buffers_of(gradients: Sequence[ChunkUse], parameters: Sequence[ChunkUse]) -> BufferBytes:
     """The engine's slots grow to the largest chunks, its shard and its stage to the largest one."""
     passing = [*gradients, *parameters]
     wires = [p.chunk.wire.wire_nbytes for p in passing for _ in range(p.copies)]
@@ -131,7 +131,7 @@ def buffers_of(gradients: Sequence[Passing], parameters: Sequence[Passing]) -> B
     stage = max((p.stage_nbytes for p in passing), default=0)
     scratch = max((_topk_numel(p.chunk) for p in gradients), default=0) * _TOPK_SCRATCH_NBYTES
     longest = max((p.chunk.numel for p in gradients), default=0)
-    return Buffers(slots + shard + stage, scratch, longest)
+    return BufferBytes(slots + shard + stage, scratch, longest)
 
 
 def _topk_numel(chunk: Chunk) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from zcomm.base import arguments
 from zcomm.ddp.parameters import items_of
-from zcomm.planning.buffer_memory import Buffers, Travel, buffers_of
+from zcomm.planning.buffer_memory import BufferBytes, Traffic, buffers_of
 from zcomm.planning.gradient_memory import LocalGradients, nbytes_of
 from zcomm.planning.optimizer_memory import optimizer_class, optimizer_memory
 from zcomm.sharding.chunks import Item, piece_limit
@@ -146,7 +146,7 @@ class _Run:
         shards = self._shards(self.trained, self.items) if self.sharded else []
         updated = [s.tensor for s in shards] if self.sharded else list(self.trained.values())
         state, step = _optimizer_nbytes(kind, options, updated, self.sharded)
-        buffers = self._buffers(local.bucket) if self.compressed else Buffers(0, 0, 0)
+        buffers = self._buffers(local.bucket) if self.compressed else BufferBytes(0, 0, 0)
         residuals = self._residuals(buffers.longest_chunk) if self.compressed else 0
         masters = sum(s.tensor.nbytes for s in shards if s.has_master)
         gradients = nbytes_of(self.trained) + _sums_nbytes(shards)
@@ -169,10 +169,10 @@ class _Run:
                 shard.make_master()
         return shards
 
-    def _buffers(self, bucket: Named) -> Buffers:
-        travel = Travel(self.settings, self.param_settings, self.rank, self.world_size)
-        gradients = travel.gradients(self.trained, bucket, self.sharded)
-        parameters = travel.parameters(self.trained, self._shards) if self.sharded else ()
+    def _buffers(self, bucket: Named) -> BufferBytes:
+        traffic = Traffic(self.settings, self.param_settings, self.rank, self.world_size)
+        gradients = traffic.gradients(self.trained, bucket, self.sharded)
+        parameters = traffic.parameters(self.trained, self._shards) if self.sharded else ()
         return buffers_of(list(gradients), list(parameters))
 
     def _residuals(self, longest_chunk: int) -> int:

@@ -95,15 +95,15 @@ class _Trial:
             for _ in range(_STEPS):
                 for t in tensors:
                     t.grad = torch.ones_like(t)
-                books = _Books()
-                with books:
+                counter = _MemoryCounter()
+                with counter:
                     self._optimizer.step()
         except Exception as error:
             raise ValueError(
                 f"optimizer: expected arguments that {name} takes, and one that steps without a "
                 f"closure, got an error: {type(error).__name__}: {error}"
             ) from error
-        self.most_nbytes = books.most
+        self.most_nbytes = counter.most
 
     def state(self) -> tuple[float, int]:
         """Bytes of the state of a parameter: for each of its elements, and for the whole."""
@@ -125,7 +125,7 @@ class _Trial:
         return elements, whole
 
 
-class _Books(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the memory of all tensors that are made inside of it, as long as they live."""
 
     def __init__(self) -> None:

@@ -21,22 +21,22 @@ from zcomm.conformance import contract, vectors
 from zcomm.report.finding import OK, PROBLEM, Finding, guarded, say, show
 from zcomm.report.usage import Paragraphs, UsageError, expect_writable
 from zcomm.selftest import damage, device, engine, exactness, graphs, speed
-from zcomm.selftest.tally import DO_NOT_TRAIN, Plan
+from zcomm.selftest.tally import DO_NOT_TRAIN, Scope
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
-        plan = _plan(args)
+        scope = _scope(args)
         parts = _parts(args.parts)
         if args.json:
             expect_writable(args.json)
     except UsageError as error:
         print(f"zcomm.selftest: {error}", file=sys.stderr)
         return 2
-    environment = device.environment(plan.subject)
+    environment = device.environment(scope.subject)
     say("\n".join(f"{name:<20}{value}" for name, value in environment.items()))
-    found = _found(plan, parts)
+    found = _found(scope, parts)
     right = all(f.state != PROBLEM for f in found.values())
     if args.json:
         args.json.write_text(_json(environment, found, right) + "\n")
@@ -58,11 +58,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _scope(args: argparse.Namespace) -> Scope:
     subject = device.chosen(args.device, args.kernels)
     specs = args.codecs.split(",") if args.codecs else contract.SPECS
     try:
-        return Plan(subject, args.quick, tuple(codec(spec).spec for spec in specs))
+        return Scope(subject, args.quick, tuple(codec(spec).spec for spec in specs))
     except ValueError as error:
         raise UsageError(f"--codecs: {error}") from None
 
@@ -75,11 +75,11 @@ def _parts(text: str | None) -> list[str]:
     return names
 
 
-def _found(plan: Plan, parts: Sequence[str]) -> dict[str, Finding]:
+def _found(scope: Scope, parts: Sequence[str]) -> dict[str, Finding]:
     found = {}
     for name in parts:
         start = time.monotonic()
-        finding = guarded(lambda: PARTS[name](plan))  # noqa: B023 (called at once)
+        finding = guarded(lambda: PARTS[name](scope))  # noqa: B023 (called at once)
         seconds = round(time.monotonic() - start, 1)
         found[name] = Finding(
             finding.state,
@@ -99,9 +99,9 @@ def _json(environment: dict[str, str], found: dict[str, Finding], right: bool) -
     return json.dumps({"right": right, "environment": environment, "parts": parts}, indent=1)
 
 
-def check_vectors(plan: Plan) -> Finding:
+def check_vectors(scope: Scope) -> Finding:
     whole = vectors.load()
-    wrong = vectors.differences(whole, plan.subject.kernels, plan.subject.device)
+    wrong = vectors.differences(whole, scope.subject.kernels, scope.subject.device)
     details = {"vectors": len(whole["vectors"]), "wrong": wrong}
     if wrong:
         lines = [f"expected the checked-in bytes, got others for {text}" for text in wrong[:5]]
@@ -109,7 +109,7 @@ def check_vectors(plan: Plan) -> Finding:
     return Finding(OK, [f"{len(whole['vectors'])} test vectors, byte for byte"], "", details)
 
 
-PARTS: dict[str, Callable[[Plan], Finding]] = {
+PARTS: dict[str, Callable[[Scope], Finding]] = {
     "contract": exactness.check_contract,
     "layouts": exactness.check_layouts,
     "damage": damage.check,

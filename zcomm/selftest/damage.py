@@ -11,7 +11,7 @@ from zcomm.codecs import codec
 from zcomm.codecs.layout import Layout, Segment
 from zcomm.conformance.contract import Subject, difference, gradient
 from zcomm.report.finding import Finding
-from zcomm.selftest.tally import Plan, Tally
+from zcomm.selftest.tally import Scope, Tally
 from zcomm.wire.header import HEADER_NBYTES, WireError, checksum
 
 _REFERENCE = Subject("reference")
@@ -29,21 +29,21 @@ _FIELDS = {
 }
 
 
-def check(plan: Plan) -> Finding:
+def check(scope: Scope) -> Finding:
     tally = Tally()
-    for i, spec in enumerate(plan.specs):
+    for i, spec in enumerate(scope.specs):
         layout = Layout([Segment(codec(spec), _NUMEL)])
         grad = gradient(_NUMEL, _KINDS, torch.float32, patch=32, seed=i)
         good = layout.encode(grad, kernels="reference")
         with tally.guarded(spec, "a wire that is right"):
-            _decode(plan.subject, layout, [good])
-        _check_flips(tally, plan, spec, layout, good)
-        _check_fields(tally, plan, spec, layout, good)
-        _check_bodies(tally, plan, spec, layout, good)
+            _decode(scope.subject, layout, [good])
+        _check_flips(tally, scope, spec, layout, good)
+        _check_fields(tally, scope, spec, layout, good)
+        _check_bodies(tally, scope, spec, layout, good)
         for length in (0, HEADER_NBYTES, good.numel() - 1, good.numel() + 1):
             bad = torch.cat((good, good))[:length]
-            _expect_refused(tally, plan, spec, layout, [bad], 0, f"{length} bytes")
-    right = f"damaged wires of {len(plan.specs)} codecs refused, as the reference does"
+            _expect_refused(tally, scope, spec, layout, [bad], 0, f"{length} bytes")
+    right = f"damaged wires of {len(scope.specs)} codecs refused, as the reference does"
     return tally.finding(right)
 
 
@@ -55,26 +55,26 @@ def with_checksum(wire: Tensor) -> Tensor:
     return wire
 
 
-def _check_flips(tally: Tally, plan: Plan, spec: str, layout: Layout, good: Tensor) -> None:
+def _check_flips(tally: Tally, scope: Scope, spec: str, layout: Layout, good: Tensor) -> None:
     """One bit of every byte."""
-    for i in range(0, good.numel(), 3 if plan.quick else 1):
+    for i in range(0, good.numel(), 3 if scope.quick else 1):
         bad = good.clone()
         bad[i] ^= 1 << (i * 5 % 8)
-        _expect_refused(tally, plan, spec, layout, [bad], 0, f"a flipped bit in byte {i}")
+        _expect_refused(tally, scope, spec, layout, [bad], 0, f"a flipped bit in byte {i}")
 
 
-def _check_fields(tally: Tally, plan: Plan, spec: str, layout: Layout, good: Tensor) -> None:
+def _check_fields(tally: Tally, scope: Scope, spec: str, layout: Layout, good: Tensor) -> None:
     for field, (at, value) in _FIELDS.items():
         bad = good.clone()
         bad[at : at + len(value)] = torch.tensor(list(value), dtype=torch.uint8)
         wires = [good, with_checksum(bad), good]
-        _expect_refused(tally, plan, spec, layout, wires, 1, f"another {field}")
+        _expect_refused(tally, scope, spec, layout, wires, 1, f"another {field}")
 
 
-def _check_bodies(tally: Tally, plan: Plan, spec: str, layout: Layout, good: Tensor) -> None:
+def _check_bodies(tally: Tally, scope: Scope, spec: str, layout: Layout, good: Tensor) -> None:
     """Random bytes under a right checksum: the reference says whether they are an encoder's."""
     g = torch.Generator().manual_seed(len(spec))
-    for i in range(6 if plan.quick else 30):
+    for i in range(6 if scope.quick else 30):
         bad = good.clone()
         at = torch.randint(HEADER_NBYTES, good.numel(), (1 + i % 4,), generator=g)
         bad[at] = torch.randint(256, (1 + i % 4,), generator=g, dtype=torch.uint8)
@@ -83,15 +83,15 @@ def _check_bodies(tally: Tally, plan: Plan, spec: str, layout: Layout, good: Ten
         try:
             expected = _decode(_REFERENCE, layout, wires)
         except WireError:
-            _expect_refused(tally, plan, spec, layout, wires, 1, what)
+            _expect_refused(tally, scope, spec, layout, wires, 1, what)
             continue
         with tally.guarded(spec, what):
-            tally.same(spec, what, _decode(plan.subject, layout, wires), expected)
+            tally.same(spec, what, _decode(scope.subject, layout, wires), expected)
 
 
 def _expect_refused(
     tally: Tally,
-    plan: Plan,
+    scope: Scope,
     spec: str,
     layout: Layout,
     wires: Sequence[Tensor],
@@ -100,7 +100,7 @@ def _expect_refused(
 ) -> None:
     with tally.guarded(spec, what):
         try:
-            _decode(plan.subject, layout, wires)
+            _decode(scope.subject, layout, wires)
             tally.expect(spec, f"{what}: expected the wire to be refused, got its values")
         except WireError as error:
             named = error.wire_index == index

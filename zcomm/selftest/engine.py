@@ -27,7 +27,7 @@ from zcomm.engine.streams import streams_of
 from zcomm.kernels import KERNELS_VARIABLE
 from zcomm.launch.trial import first_error, try_on_ranks
 from zcomm.report.finding import OK, PROBLEM, Finding, reason
-from zcomm.selftest.tally import DO_NOT_TRAIN, Plan
+from zcomm.selftest.tally import DO_NOT_TRAIN, Scope
 from zcomm.sharding.chunks import Item, make_chunks
 from zcomm.sharding.settings import Settings
 
@@ -40,8 +40,8 @@ BATCH, FEATURES = 16, 384
 TIMEOUT_S = 200.0
 
 
-def check(plan: Plan) -> Finding:
-    device, chosen = plan.subject.device, plan.subject.kernels
+def check(scope: Scope) -> Finding:
+    device, chosen = scope.subject.device, scope.subject.kernels
     several = device.type == "cpu" or torch.cuda.device_count() > 1
     env = {KERNELS_VARIABLE: chosen} if chosen in kernels.NAMES else {}
     faults: list[str] = []

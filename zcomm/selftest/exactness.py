@@ -26,7 +26,7 @@ from zcomm.conformance.contract import (
     stored_residual,
 )
 from zcomm.report.finding import Finding
-from zcomm.selftest.tally import Plan, Tally
+from zcomm.selftest.tally import Scope, Tally
 
 _REFERENCE = Subject("reference")
 _SUMMED = 1153
@@ -37,21 +37,21 @@ _LARGE = 5 * 65536 + 1234 + 7
 _MIXED = "mixed"
 
 
-def check_contract(plan: Plan) -> Finding:
+def check_contract(scope: Scope) -> Finding:
     """Every codec, gradient dtype, residual storage and case; and sums of 1 to 9 wires."""
     tally = Tally()
-    cases = CASES[1::4] if plan.quick else CASES
-    for spec in plan.specs:
+    cases = CASES[1::4] if scope.quick else CASES
+    for spec in scope.specs:
         for dtype, storage, case in product(GRAD_DTYPES, STORAGES, cases):
-            _check_case(tally, plan.subject, spec, dtype, storage, case)
-        for n in (5, 129, _SUMMED)[2 * plan.quick :]:
-            _check_sums(tally, plan.subject, spec, n, _wires(spec, n))
+            _check_case(tally, scope.subject, spec, dtype, storage, case)
+        for n in (5, 129, _SUMMED)[2 * scope.quick :]:
+            _check_sums(tally, scope.subject, spec, n, _wires(spec, n))
         many = (_unlike_wires(spec) * 8)[:_MANY_WIRES]
-        _check_sums(tally, plan.subject, spec, _SUMMED, many)
+        _check_sums(tally, scope.subject, spec, _SUMMED, many)
     right = (
-        f"{len(plan.specs)} codecs × {len(GRAD_DTYPES)} gradient dtypes × {len(STORAGES)} residual "
-        f"storages × {len(cases)} cases, and sums of 1 to {_MOST_WIRES} and of {_MANY_WIRES} "
-        "wires: bit for bit"
+        f"{len(scope.specs)} codecs × {len(GRAD_DTYPES)} gradient dtypes × {len(STORAGES)} "
+        f"residual storages × {len(cases)} cases, and sums of 1 to {_MOST_WIRES} and of "
+        f"{_MANY_WIRES} wires: bit for bit"
     )
     return tally.finding(right)
 
@@ -107,18 +107,18 @@ def _check_sums(tally: Tally, subject: Subject, spec: str, n: int, wires: list[T
                 tally.expect(spec, f"{fault}, {what}")
 
 
-def check_layouts(plan: Plan) -> Finding:
+def check_layouts(scope: Scope) -> Finding:
     """Segments of several tasks; and one layout of all codecs for three peers, some idle."""
     tally = Tally()
-    n = _LARGE // 5 if plan.quick else _LARGE
-    for i, spec in enumerate(plan.specs):
+    n = _LARGE // 5 if scope.quick else _LARGE
+    for i, spec in enumerate(scope.specs):
         layout = Layout([Segment(codec(spec), n)])
-        for j, storage in enumerate(STORAGES[1:2] if plan.quick else STORAGES[1::2]):
+        for j, storage in enumerate(STORAGES[1:2] if scope.quick else STORAGES[1::2]):
             dtype = GRAD_DTYPES[(i + j) % len(GRAD_DTYPES)]
-            _check_layout(tally, plan.subject, spec, layout, dtype, storage)
-    layout = _mixed_layout(plan.specs)
-    for dtype, storage in product(GRAD_DTYPES[:1] if plan.quick else GRAD_DTYPES, STORAGES):
-        _check_layout(tally, plan.subject, _MIXED, layout, dtype, storage)
+            _check_layout(tally, scope.subject, spec, layout, dtype, storage)
+    layout = _mixed_layout(scope.specs)
+    for dtype, storage in product(GRAD_DTYPES[:1] if scope.quick else GRAD_DTYPES, STORAGES):
+        _check_layout(tally, scope.subject, _MIXED, layout, dtype, storage)
     right = (
         f"segments of {n:,} elements, and {len(layout.segments)} segments for {layout.peers} "
         "peers in one call, some idle: bit for bit"

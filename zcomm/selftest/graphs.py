@@ -10,19 +10,19 @@ from zcomm.codecs.layout import Layout, Residuals, Segment
 from zcomm.conformance.contract import Outcome, Subject, gradient
 from zcomm.kernels.device import NO_FAULT, new_faults
 from zcomm.report.finding import NOTE, Finding
-from zcomm.selftest.tally import Plan, Tally
+from zcomm.selftest.tally import Scope, Tally
 
 _NUMEL = 100_003
 _REPLAYS = 2
 
 
-def check(plan: Plan) -> Finding:
-    if plan.subject.device.type != "cuda":
+def check(scope: Scope) -> Finding:
+    if scope.subject.device.type != "cuda":
         return Finding(NOTE, ["not tried: graphs are captured on CUDA devices"])
     tally = Tally()
-    for spec in plan.specs:
+    for spec in scope.specs:
         with tally.guarded(spec, "capture"):
-            _check_replays(tally, spec, plan.subject)
+            _check_replays(tally, spec, scope.subject)
     right = f"encode with residual and decode, captured and replayed {_REPLAYS} times: bit for bit"
     return tally.finding(right)
 

@@ -19,7 +19,7 @@ from zcomm.conformance.contract import NAMES, Subject
 from zcomm.kernels.device import new_faults
 from zcomm.report.finding import OK, Finding
 from zcomm.report.table import whole
-from zcomm.selftest.tally import Plan
+from zcomm.selftest.tally import Scope
 
 _NUMEL, _QUICK_NUMEL = 25_000_000, 1_000_000
 _ROUNDS, _QUICK_ROUNDS = 7, 3
@@ -29,19 +29,19 @@ _CUDA_CALLS = 10
 _HEADINGS = ["codec", "encode ms", "GB/s", "copy", "sum ms", "GB/s", "copy"]
 
 
-def check(plan: Plan) -> Finding:
-    numel = _QUICK_NUMEL if plan.quick else _NUMEL
-    rounds = _QUICK_ROUNDS if plan.quick else _ROUNDS
-    copy = _Copy(16 * numel, plan.subject.device)
+def check(scope: Scope) -> Finding:
+    numel = _QUICK_NUMEL if scope.quick else _NUMEL
+    rounds = _QUICK_ROUNDS if scope.quick else _ROUNDS
+    copy = _Copy(16 * numel, scope.subject.device)
     rows: list[list[str]] = []
     details: dict[str, object] = {}
-    for spec in [spec for spec in plan.specs if spec in NAMES] or plan.specs:
-        calls = _calls(spec, numel, plan.subject)
+    for spec in [spec for spec in scope.specs if spec in NAMES] or scope.specs:
+        calls = _calls(spec, numel, scope.subject)
         found = [_measured(run, nbytes, copy, rounds) for run, nbytes in calls]
         rows.append([spec, *(text for pair in found for text in _cells(*pair))])
         details[spec] = [{"ms": 1e3 * s, "GB/s": n / s / 1e9, "of copy": x} for n, s, x in found]
     threads = torch.get_num_threads()
-    where = f"on {threads} threads" if plan.subject.device.type == "cpu" else "on the device"
+    where = f"on {threads} threads" if scope.subject.device.type == "cpu" else "on the device"
     heading = (
         f"{numel:,} fp32 elements {where}, medians of {rounds}: encode with fp32 residual, and "
         f"decode_sum of {_WIRES} wires; GB/s of the bytes that must be read and written, and the "

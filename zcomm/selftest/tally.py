@@ -16,7 +16,7 @@ _SHOWN = 6
 _KEPT = 40
 
 
-class Plan(NamedTuple):
+class Scope(NamedTuple):
     """What the parts of the self-test are asked for."""
 
     subject: Subject

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import zcomm
-from zcomm.cli.bench.collective_tasks import Key, Sample, Samples, shard_numel_of
+from zcomm.cli.bench.collective_tasks import Key, Timing, Timings, shard_numel_of
 from zcomm.planning.cost import ENCODINGS, OWN
 from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.hosts import hosts_of
@@ -75,7 +75,7 @@ class Row:
         return self.algbw * ENCODINGS[self.kind] * (self.ranks - 1) / self.ranks
 
 
-def rows_of(nbytes: int, by_rank: Sequence[Samples], per_host: int = 1) -> Iterator[Row]:
+def rows_of(nbytes: int, by_rank: Sequence[Timings], per_host: int = 1) -> Iterator[Row]:
     """The rows of one size. For each kind of collective, the backend's own is among the keys."""
     ranks = len(by_rank)
     rounds = {key: list(zip(*(samples[key] for samples in by_rank))) for key in by_rank[0]}
@@ -154,7 +154,7 @@ def encoding_error(spec: str) -> float:
     return error * growth
 
 
-def is_wrong(key: Key, nbytes: int, of_ranks: Sequence[Sample]) -> bool:
+def is_wrong(key: Key, nbytes: int, of_ranks: Sequence[Timing]) -> bool:
     # Written so that NaN is wrong.
     too_far = any(not (one.error <= error_bound(key, nbytes)) for one in of_ranks)
     differ = key.kind != "reduce_scatter" and len({one.digest for one in of_ranks}) > 1

@@ -41,7 +41,7 @@ class Key(NamedTuple):
         return self.codec.rpartition("/")[2]
 
 
-class Sample(NamedTuple):
+class Timing(NamedTuple):
     """One collective in one round on one rank."""
 
     s: float
@@ -52,7 +52,7 @@ class Sample(NamedTuple):
 
 
 # The samples of one rank: one for each round.
-Samples = dict[Key, list[Sample]]
+Timings = dict[Key, list[Timing]]
 Count = Callable[[], float]
 
 
@@ -65,7 +65,7 @@ class Task(NamedTuple):
     exact: Tensor
 
 
-class Buffers:
+class BenchTensors:
     """What all codecs share at one size. Every rank knows every rank's input."""
 
     def __init__(self, rank: int, world_size: int, nbytes: int, group: Any = None) -> None:
@@ -142,7 +142,7 @@ def digest(x: Tensor) -> int:
     return int(x.view(torch.int32).sum(dtype=torch.int64))
 
 
-def sample(task: Task, count: Count, group: Any) -> Sample:
+def sample(task: Task, count: Count, group: Any) -> Timing:
     """The second barrier: what a rank has sent is at its interface when its peers have it."""
     task.reset()
     sent = count()
@@ -153,7 +153,7 @@ def sample(task: Task, count: Count, group: Any) -> Sample:
     dist.barrier(group)
     sent = count() - sent
     result = task.result()
-    return Sample(s, cpu_s, sent, normalized_error(result, task.exact), digest(result))
+    return Timing(s, cpu_s, sent, normalized_error(result, task.exact), digest(result))
 
 
 def nothing_counted() -> float:
@@ -174,11 +174,11 @@ def measure(
     rounds: int,
     backend: str,
     count: Count = nothing_counted,
-) -> Samples:
+) -> Timings:
     """Runs on every rank. A first round warms up and is not counted."""
     group = group_of(backend)
-    buffers = Buffers(rank, world_size, nbytes, group)
-    tasks = {key: buffers.task(key) for key in keys}
+    tensors = BenchTensors(rank, world_size, nbytes, group)
+    tasks = {key: tensors.task(key) for key in keys}
     turns = [
         {key: sample(task, count, group) for key, task in tasks.items()} for _ in range(rounds + 1)
     ]

@@ -44,7 +44,7 @@ ON_CPU = ("gloo", "mpi", "ucc")
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchArguments:
     """The checked arguments."""
 
     sizes: list[int]
@@ -78,61 +78,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        settings = checked(args)
+        wanted = checked(args)
         outputs = [args.json, args.csv, args.html, args.fit]
         for path in filter(None, outputs):
             expect_writable(path)
         if args.fit and any(outputs[:3]):
             raise UsageError("expected --fit alone, got --json, --csv or --html with it: run twice")
-        with launcher_of(settings) as launcher:
+        with launcher_of(wanted) as launcher:
             if args.fit:
-                return fit.run(launcher, settings.rounds, args.fit)
-            return bench(launcher, settings, args)
+                return fit.run(launcher, wanted.rounds, args.fit)
+            return bench(launcher, wanted, args)
     except UsageError:
         if launchers.leads():
             raise
         return 2
 
 
-def bench(launcher: Launcher, settings: Settings, args: argparse.Namespace) -> int:
-    about = about_run(launcher, settings)
-    output = bench_output.Output(about, settings.codecs, launcher.leads)
-    for row in measured(launcher, settings, output):
+def bench(launcher: Launcher, wanted: BenchArguments, args: argparse.Namespace) -> int:
+    about = about_run(launcher, wanted)
+    output = bench_output.Output(about, wanted.codecs, launcher.leads)
+    for row in measured(launcher, wanted, output):
         output.row(row)
     output.write(args.json, args.csv, args.html)
     return output.finish()
 
 
-def measured(launcher: Launcher, settings: Settings, output: bench_output.Output) -> Iterator[Row]:
+def measured(
+    launcher: Launcher, wanted: BenchArguments, output: bench_output.Output
+) -> Iterator[Row]:
     """The rows, as they come: all codecs of one collective and size at once."""
-    for backend in settings.backends:
-        for kind in settings.kinds:
+    for backend in wanted.backends:
+        for kind in wanted.kinds:
             output.section(kind, backend)
-            keys = [Key(kind, codec) for codec in (OWN, *settings.codecs)]
-            for size in settings.sizes:
-                by_rank = launcher.run(measure, size, keys, settings.rounds, backend)
+            keys = [Key(kind, codec) for codec in (OWN, *wanted.codecs)]
+            for size in wanted.sizes:
+                by_rank = launcher.run(measure, size, keys, wanted.rounds, backend)
                 yield from rows_of(size, by_rank, launcher.per_host)
 
 
-def about_run(launcher: Launcher, settings: Settings) -> dict[str, object]:
-    run = {"ranks": launcher.ranks, "link": launcher.link, "rounds": settings.rounds}
+def about_run(launcher: Launcher, wanted: BenchArguments) -> dict[str, object]:
+    run = {"ranks": launcher.ranks, "link": launcher.link, "rounds": wanted.rounds}
     return run | machine.describe(zcomm.__version__)
 
 
-def launcher_of(settings: Settings) -> AbstractContextManager[Launcher]:
+def launcher_of(wanted: BenchArguments) -> AbstractContextManager[Launcher]:
     if launchers.under_torchrun():
-        return launchers.torchrun(settings.backends[0])
-    return launchers.local(settings.ranks, settings.on_hosts, settings.rate)
+        return launchers.torchrun(wanted.backends[0])
+    return launchers.local(wanted.ranks, wanted.on_hosts, wanted.rate)
 
 
-def checked(args: argparse.Namespace) -> Settings:
+def checked(args: argparse.Namespace) -> BenchArguments:
     world_size, here = launchers.world_sizes(args.ranks, args.hosts)
     if world_size < 2:
         option = "--hosts" if args.hosts == world_size else "--ranks"
         raise UsageError(f"expected at least 2 ranks, got {option} {world_size}")
     if args.rounds < 1:
         raise UsageError(f"expected --rounds of 1 or more, got {args.rounds}")
-    settings = Settings(
+    wanted = BenchArguments(
         sizes=checked_sizes(args.min, args.max, args.factor),
         codecs=checked_codecs(args.codecs),
         kinds=checked_kinds(args.collectives),
@@ -143,13 +145,13 @@ def checked(args: argparse.Namespace) -> Settings:
         rounds=args.rounds,
     )
     # Residuals of codecs that need them: what is sent, and what is owned.
-    across = [zcomm.codec(Key("", spec).across) for spec in settings.codecs]
+    across = [zcomm.codec(Key("", spec).across) for spec in wanted.codecs]
     fed_back = sum(codec.name in NEEDS_FEEDBACK for codec in across)
     tensors = TENSORS + fed_back * (1 + 1 / world_size)
-    largest = max(fit.SIZES) if args.fit else settings.sizes[-1]
+    largest = max(fit.SIZES) if args.fit else wanted.sizes[-1]
     option = "--fit" if args.fit else f"--max {args.max}"
     machine.expect_memory(tensors * largest, here, option)
-    return settings
+    return wanted
 
 
 def checked_sizes(least: str, most: str, factor: int) -> list[int]:

@@ -1,11 +1,11 @@
-"""Memory per rank and time per step of a training run, before it is started.
+"""Estimates memory per rank and time per step before a training run starts.
 
     zcomm plan --params 7e9 --world 64 --hosts 8 --net 10gbit \\
                --optimizer adamw --dtype bf16 --step-time 0.8 --memory 80G
 
-Compares DDP with ZeRO stage 1, for every codec, and marks the row to start
-with. Memory is computed with the functions that a run uses. Time is a model,
-whose numbers `zcomm bench --fit` finds on your own machine.
+Compares DDP with ZeRO stage 1 for every codec and marks the row to start with.
+Memory is computed by the code that a run uses. Time comes from a model;
+`zcomm bench --fit` measures its parameters on your own machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zcomm.cli.bench.command import checked_codecs
 from zcomm.cli.plan.rows import PlanRow, recommended, rows_for
 from zcomm.planning import cost, default_profile
 from zcomm.planning.cost import OWN, Cluster, Profile
-from zcomm.planning.step_cost import Training
+from zcomm.planning.step_cost import Workload
 from zcomm.report.table import whole
 from zcomm.report.units import (
     parse_count,
@@ -33,7 +33,7 @@ from zcomm.report.units import (
 )
 from zcomm.report.usage import UsageError, expect_writable, wrapped
 
-HELP = "memory per rank and time per step, for every stage and codec"
+HELP = "estimate memory per rank and time per step for every codec, with DDP and ZeRO"
 CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
 DTYPES = ("fp32", "bf16", "fp16")
 STEP_S = 1.0
@@ -42,19 +42,19 @@ MEMORY = ("parameters", "gradients", "optimizer", "masters", "residuals", "buffe
 MEMORY_HEADINGS = ("param", "grad", "optim", "master", "resid", "buffer", "peak")
 SHARED_LINK = (
     "The {0} ranks of a host share its link. These times are for one hop: each rank sends to every "
-    "rank on the other hosts. With two hops (codec=zcomm.Hierarchy) the ranks of a host first add up "
-    "their gradients, and its link carries 1/{0} of these bytes. The model does not cover that yet."
+    "rank on the other hosts. With two hops (codec=zcomm.Hierarchy) the ranks of a host first sum "
+    "their gradients, and its link carries 1/{0} of these bytes. The model does not cover that."
 )
 TIME_HEADINGS = ("sent", "compute", "hidden", "exposed", "step", "speed")
 
 
-class Asked(NamedTuple):
+class PlanArguments(NamedTuple):
     """The checked arguments."""
 
     numel: int
     dtype: str
     optimizer: str
-    training: Training
+    workload: Workload
     cluster: Cluster
     codecs: list[str]
     memory: int | None
@@ -64,58 +64,85 @@ class Asked(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--params", required=True, metavar="N", help="parameters of the model: 7e9, 350M")
-    add("--world", type=int, required=True, metavar="W", help="ranks")
-    add("--hosts", type=int, metavar="H", help="hosts (as many as ranks)")
-    add("--net", default="10gbit", metavar="RATE", help="link of each host (10gbit)")
-    add("--optimizer", default="adamw", metavar="NAME", help="of torch.optim (adamw)")
-    add("--dtype", default="fp32", metavar="TYPE", help="of parameters: fp32, bf16, fp16 (fp32)")
-    add("--step-time", type=float, metavar="S", help="seconds that a step computes (assumes 1)")
-    add("--backward-share", type=float, default=0.67, metavar="P", help="of that, backward (0.67)")
+    add("--params", required=True, metavar="N", help="parameters of the model, such as 7e9 or 350M")
+    add("--world", type=int, required=True, metavar="W", help="number of ranks")
+    add("--hosts", type=int, metavar="H", help="number of hosts (default: one per rank)")
     add(
-        "--memory", metavar="SIZE", help="that a rank has, such as 80G: rows that need more are out"
+        "--net", default="10gbit", metavar="RATE", help="rate of each host's link (default: 10gbit)"
     )
-    add("--cores", type=int, metavar="N", help="of a host (the profile's; else one per rank)")
-    add("--spare-cores", action="store_true", help="computing leaves the cores alone, as on a GPU")
-    add("--codecs", nargs="+", default=list(CODECS), metavar="C", help="to compare (all)")
-    add("--profile", type=Path, metavar="FILE", help="from `zcomm bench --fit FILE`")
-    add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
+    add(
+        "--optimizer",
+        default="adamw",
+        metavar="NAME",
+        help="an optimizer of torch.optim (default: adamw)",
+    )
+    add(
+        "--dtype",
+        default="fp32",
+        metavar="TYPE",
+        help="parameter dtype: fp32, bf16 or fp16 (default: fp32)",
+    )
+    add("--step-time", type=float, metavar="S", help="compute seconds per step (default: 1)")
+    add(
+        "--backward-share",
+        type=float,
+        default=0.67,
+        metavar="P",
+        help="part of that in backward (default: 0.67)",
+    )
+    add("--memory", metavar="SIZE", help="memory of a rank, such as 80G; skip rows that need more")
+    add(
+        "--cores",
+        type=int,
+        metavar="N",
+        help="cores per host (default: the profile's, or one per rank)",
+    )
+    add("--spare-cores", action="store_true", help="compute runs elsewhere, as on a GPU")
+    add(
+        "--codecs",
+        nargs="+",
+        default=list(CODECS),
+        metavar="C",
+        help="codecs to compare (default: all)",
+    )
+    add("--profile", type=Path, metavar="FILE", help="a profile from `zcomm bench --fit FILE`")
+    add("--json", type=Path, metavar="FILE", help="also write the plan as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     profile = cost.load(args.profile) if args.profile else default_profile.profile()
-    asked = checked(args, profile)
+    wanted = checked(args, profile)
     if args.json:
         expect_writable(args.json)
     try:
         rows = rows_for(
-            profile, asked.training, asked.cluster, asked.codecs, asked.dtype, planned(asked)
+            profile, wanted.workload, wanted.cluster, wanted.codecs, wanted.dtype, planned(wanted)
         )
-    except (ValueError, TypeError) as error:  # zcomm.plan's own sentences
+    except (ValueError, TypeError) as error:  # from zcomm.plan, written for users
         raise UsageError(str(error)) from error
-    best, reason = recommended(rows, asked.memory)
-    print(preface(args, asked, profile))
+    best, reason = recommended(rows, wanted.memory)
+    print(preface(args, wanted, profile))
     print_tables(rows, best)
     print("\n" + wrapped(reason))
-    if asked.cluster.ranks_per_link > 1:
-        print(wrapped(SHARED_LINK.format(asked.cluster.ranks_per_link)))
+    if wanted.cluster.ranks_per_link > 1:
+        print(wrapped(SHARED_LINK.format(wanted.cluster.ranks_per_link)))
     if args.json:
-        written = values(args, asked, profile, rows, best, reason)
+        written = values(args, wanted, profile, rows, best, reason)
         args.json.write_text(json.dumps(written, indent=2) + "\n")
         print(f"wrote {args.json}")
     return 0 if best is not None else 1
 
 
-def planned(asked: Asked) -> Any:
-    """zcomm.plan for these parameters; rank 0 is one of those that own most."""
+def planned(wanted: PlanArguments) -> Any:
+    """zcomm.plan for this model. Rank 0 is among those that own most."""
 
     def plan(**options: Any) -> zcomm.MemoryPlan:
-        world_size = asked.cluster.world_size
+        world_size = wanted.cluster.world_size
         return zcomm.plan(
-            asked.numel,
+            wanted.numel,
             world_size,
-            optimizer=asked.optimizer,
-            dtype=asked.dtype,
+            optimizer=wanted.optimizer,
+            dtype=wanted.dtype,
             rank=0,
             **options,
         )
@@ -123,7 +150,7 @@ def planned(asked: Asked) -> Any:
     return plan
 
 
-def checked(args: argparse.Namespace, profile: Profile) -> Asked:
+def checked(args: argparse.Namespace, profile: Profile) -> PlanArguments:
     hosts = args.hosts or args.world
     if args.world < 1 or hosts < 1 or args.world % hosts:
         raise UsageError(
@@ -143,12 +170,12 @@ def checked(args: argparse.Namespace, profile: Profile) -> Asked:
     numel = parse_count(args.params)
     bytes_per_s = parse_rate(args.net) / 8 * profile.efficiency
     itemsize = arguments.dtype_of(args.dtype, "dtype").itemsize
-    training = Training(numel, itemsize, step_s, args.backward_share, not args.spare_cores)
-    return Asked(
+    workload = Workload(numel, itemsize, step_s, args.backward_share, not args.spare_cores)
+    return PlanArguments(
         numel,
         args.dtype,
         args.optimizer,
-        training,
+        workload,
         Cluster(args.world, per_host, per_host, cores, bytes_per_s),
         checked_codecs(args.codecs),
         parse_size(args.memory) if args.memory else None,
@@ -157,23 +184,23 @@ def checked(args: argparse.Namespace, profile: Profile) -> Asked:
     )
 
 
-def preface(args: argparse.Namespace, asked: Asked, profile: Profile) -> str:
-    cluster, training = asked.cluster, asked.training
-    assumed = " (assumed: give --step-time)" if args.step_time is None else ""
+def preface(args: argparse.Namespace, wanted: PlanArguments, profile: Profile) -> str:
+    cluster, workload = wanted.cluster, wanted.workload
+    assumed = " (assumed; set --step-time)" if args.step_time is None else ""
     what = (
-        f"{asked.numel:,} parameters in {asked.dtype}, {asked.optimizer}, {cluster.world_size} "
-        f"ranks on {asked.hosts} hosts ({asked.net}, cores: {cluster.cores} each); a step "
-        f"computes for {show_seconds(training.step_s)}{assumed}, "
-        f"{training.backward_share:.0%} of it backward."
+        f"{wanted.numel:,} parameters in {wanted.dtype}, {wanted.optimizer}, {cluster.world_size} "
+        f"ranks on {wanted.hosts} hosts ({wanted.net}, {cluster.cores} cores each). A step "
+        f"computes for {show_seconds(workload.step_s)}{assumed}, {workload.backward_share:.0%} of "
+        "it in backward."
     )
     if args.profile:
         origin = f"{args.profile}, fitted on {where(profile)}"
     else:
         origin = (
-            f"built in, fitted on {where(profile)}. Yours may be quite different: "
-            "`zcomm bench --fit profile.json`, then `--profile profile.json`"
+            f"built in, fitted on {where(profile)}. Your machine may differ a lot: run "
+            "`zcomm bench --fit profile.json`, then use `--profile profile.json`"
         )
-    model = f"Times are from a model, not measured. Its profile: {origin}."
+    model = f"Times come from a model, not from measurements. Profile: {origin}."
     return "\n".join(wrapped(text) for text in (what, model))
 
 
@@ -185,12 +212,12 @@ def where(profile: Profile) -> str:
 def print_tables(rows: list[PlanRow], best: PlanRow | None) -> None:
     names = [f"{MARK if row is best else ' '} {row.name}" for row in rows]
     memory = [[name, *memory_cells(row)] for name, row in zip(names, rows)]
-    print("\nMemory per rank, without activations")
-    print(whole(("  way", *MEMORY_HEADINGS), memory))
+    print("\nMemory per rank, not counting activations")
+    print(whole(("  strategy", *MEMORY_HEADINGS), memory))
     first = rows[0].time.step_s
     times = [[name, *time_cells(row, first)] for name, row in zip(names, rows)]
-    print("\nTime per step, by the model; sent: bytes per rank; speed: against DDP alone")
-    print(whole(("  way", *TIME_HEADINGS), times))
+    print("\nTime per step (modeled). sent: bytes per rank; speed: relative to DDP alone")
+    print(whole(("  strategy", *TIME_HEADINGS), times))
 
 
 def memory_cells(row: PlanRow) -> list[str]:
@@ -209,7 +236,7 @@ def time_cells(row: PlanRow, first_s: float) -> list[str]:
 
 def values(
     args: argparse.Namespace,
-    asked: Asked,
+    wanted: PlanArguments,
     profile: Profile,
     rows: list[PlanRow],
     best: PlanRow | None,
@@ -218,13 +245,13 @@ def values(
     return {
         "is": "a model, not a measurement",
         "profile": {"origin": str(args.profile or "built in"), "about": profile.about},
-        "parameters": asked.numel,
-        "dtype": asked.dtype,
-        "optimizer": asked.optimizer,
-        "hosts": asked.hosts,
-        "cluster": asked.cluster._asdict(),
-        "training": asked.training._asdict(),
-        "memory_bytes": asked.memory,
+        "parameters": wanted.numel,
+        "dtype": wanted.dtype,
+        "optimizer": wanted.optimizer,
+        "hosts": wanted.hosts,
+        "cluster": wanted.cluster._asdict(),
+        "training": wanted.workload._asdict(),
+        "memory_bytes": wanted.memory,
         "rows": [row_values(row) for row in rows],
         "recommended": best.name if best else None,
         "reason": reason,
@@ -232,13 +259,13 @@ def values(
 
 
 def row_values(row: PlanRow) -> dict[str, Any]:
-    codec = None if row.way.codec == OWN else row.way.codec
+    codec = None if row.strategy.codec == OWN else row.strategy.codec
     memory = asdict(row.memory) | {"total": row.memory.total, "peak": row.memory.peak}
     return {
         "name": row.name,
-        "stage": row.way.stage,
+        "stage": row.strategy.stage,
         "codec": codec,
-        "gather_codec": row.way.gather_codec,
+        "gather_codec": row.strategy.gather_codec,
         "memory_bytes": memory,
         "sent_bytes": round(row.sent),
         "time_s": row.time._asdict() | {"step_s": row.time.step_s},
