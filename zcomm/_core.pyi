@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from zcomm.kernels.native import SegmentRow
+
 class Layout:
     def __init__(
         self,
-        # codec_id, log2_block, numel, k, offset, frame_index, body_start
-        segments: Sequence[tuple[int, int, int, int, int, int, int]],
+        segments: Sequence[SegmentRow],
         # start, nbytes, codec_byte, elements, layout_hash
         frames: Sequence[tuple[int, int, int, int, int]],
     ) -> None: ...
@@ -50,7 +51,7 @@ KERNELS: tuple[tuple[str, str, int], ...]
 class Plan:
     def __init__(
         self,
-        segments: Sequence[tuple[int, int, int, int, int, int, int]],
+        segments: Sequence[SegmentRow],
         frames: Sequence[tuple[int, int, int, int, int]],
     ) -> None: ...
     @property

@@ -50,13 +50,13 @@ class Deferring:
         self.kernel_set, self.name = kernel_set, kernel_set.name
         self.encode = kernel_set.encode
 
-    def decode_sum(self, *args: Any, faults: Tensor | None = None) -> None:
+    def decode_sum(self, layout: Any, call: Any) -> None:
         try:
-            self.kernel_set.decode_sum(*args)
+            self.kernel_set.decode_sum(layout, call._replace(faults=None))
         except WireError as error:
-            assert faults is not None
+            assert call.faults is not None
             ERRORS.append(error)
-            faults.fill_(len(ERRORS) - 1)
+            call.faults.fill_(len(ERRORS) - 1)
 
 
 ERRORS: list[WireError] = []

@@ -13,6 +13,7 @@ import torch
 from zcomm import Layout, Residuals, Segment, codec
 from zcomm.fsdp import compressor as fsdp_compressor
 from zcomm.kernels import device, memory
+from zcomm.kernels.base import DecodeCall, EncodeCall
 from zcomm.kernels.device import DeviceMemory, StreamMemory
 from zcomm.kernels.device_kernels import DeviceKernels
 
@@ -131,8 +132,8 @@ def test_launches_of_two_threads_do_not_mix() -> None:
 
     layout, slow = Layout([Segment(codec("int8"), 300)]), Slow()
     grad, wire = torch.zeros(300), torch.empty(layout.wire_nbytes, dtype=torch.uint8)
-    calls = [lambda: slow.encode(layout, grad, None, wire, 1.0, True, None)] * 2
-    calls += [lambda: slow.decode_sum(layout, [wire], grad, True, None)] * 2
+    calls = [lambda: slow.encode(layout, EncodeCall(grad, None, wire))] * 2
+    calls += [lambda: slow.decode_sum(layout, DecodeCall([wire], grad))] * 2
     threads = [threading.Thread(target=call) for call in calls]
     for thread in threads:
         thread.start()

@@ -92,7 +92,7 @@ def test_a_codec_without_kernels_is_refused() -> None:
     prototype = SimpleNamespace(codec=SimpleNamespace(id=77), numel=3)
     layout: Any = SimpleNamespace(segments=[prototype], frames=[None])
     with pytest.raises(ValueError, match="layout: a segment's codec is none that Triton kernels"):
-        plan.Plan(layout, 1024)
+        plan.TilePlan(layout, 1024)
 
 
 @needs_triton
@@ -130,7 +130,7 @@ def test_sections_are_those_of_the_format(spec: str) -> None:
     c = codec(spec)
     for n in (1, 2, 3, 31, 33, 127, 128, 129, 1023, 1025, 65536, 65537, 200_000):
         layout = Layout([Segment(codec("none"), 5), Segment(c, n, 5)])
-        made = plan.Plan(layout, 4096)
+        made = plan.TilePlan(layout, 4096)
         at = int(made.table[plan.SIGN_WORDS]) + len(plan.SEGMENT)
         row = dict(zip(plan.SEGMENT, made.table[at : at + len(plan.SEGMENT)].tolist()))
         assert row["section_0"] == layout.body_starts[1]
@@ -143,7 +143,7 @@ def test_every_tile_is_in_one_launch() -> None:
     """Of segments of all codecs and an empty frame; tiles of one launch lie together."""
     segments = [Segment(codec(s), 9000 + i, 10_000 * i, i % 2) for i, s in enumerate(BLOCKS)]
     layout = Layout(segments, peers=3)
-    made = plan.Plan(layout, 4096)
+    made = plan.TilePlan(layout, 4096)
     rows = made.table[made.tiles_at :].view(-1, 2).tolist()
     assert sum(group.tiles for group in made.groups) == len(rows) == 3 * len(BLOCKS) + 1
     assert [plan.NO_SEGMENT, 2] in rows

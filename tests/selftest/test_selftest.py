@@ -72,10 +72,10 @@ class WrongKernels(CpuKernels):
         super().__init__("scalar")
         self.name = type(self).__name__
 
-    def encode(self, layout: Any, grad: Any, residuals: Any, wire: Tensor, *rest: Any) -> None:
-        super().encode(layout, grad, residuals, wire, *rest)
+    def encode(self, layout: Any, call: Any) -> None:
+        super().encode(layout, call)
         if layout.numel and layout.segments[0].codec.name == "lm4":
-            self.spoil(wire, residuals, grad)
+            self.spoil(call.wire, call.residuals, call.grad)
 
     def spoil(self, wire: Tensor, residuals: Any, grad: Tensor) -> None:
         pass
@@ -108,28 +108,28 @@ class Raises(WrongKernels):
 
 
 class AcceptsDamage(WrongKernels):
-    def decode_sum(self, layout: Any, wires: Any, out: Any, *rest: Any, **more: Any) -> None:
+    def decode_sum(self, layout: Any, call: Any) -> None:
         try:
-            super().decode_sum(layout, wires, out, *rest, **more)
+            super().decode_sum(layout, call)
         except WireError:
             if layout.segments[0].codec.name != "lm4":
                 raise
 
 
 class NamesAnotherWire(WrongKernels):
-    def decode_sum(self, layout: Any, wires: Any, out: Any, *rest: Any, **more: Any) -> None:
+    def decode_sum(self, layout: Any, call: Any) -> None:
         try:
-            super().decode_sum(layout, wires, out, *rest, **more)
+            super().decode_sum(layout, call)
         except WireError as error:
             wrong = layout.segments[0].codec.name == "lm4"
             raise WireError(str(error), (error.wire_index or 0) + wrong) from None
 
 
 class AddsInAnotherOrder(WrongKernels):
-    def decode_sum(self, layout: Any, wires: Any, out: Any, *rest: Any, **more: Any) -> None:
+    def decode_sum(self, layout: Any, call: Any) -> None:
         if layout.segments[0].codec.name == "lm4":
-            wires = wires[::-1]
-        super().decode_sum(layout, wires, out, *rest, **more)
+            call = call._replace(wires=call.wires[::-1])
+        super().decode_sum(layout, call)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def new_kernels(name: str) -> object:
 def launch(variant: object, programs: int, arguments: Sequence[int]) -> None:
     import numpy
 
-    from zcomm.kernels.triton import launch as start
+    from zcomm.kernels.triton.launch import launch as start
 
     patch_once()
     # A device does not know of the mode of the CPU's threads.

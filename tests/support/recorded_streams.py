@@ -107,17 +107,16 @@ class RecordedKernels:
         self.recorder, self.kernel_set = recorder, kernel_set
         self.name = kernel_set.name
 
-    def encode(
-        self, layout: Any, grad: Any, residuals: Any, wire: Tensor, *args: Any, **kwargs: Any
-    ) -> None:
+    def encode(self, layout: Any, call: Any) -> None:
+        residuals = call.residuals
         inputs = [t for t in residuals.inputs if t is not None] if residuals else []
         outputs = [t for t in residuals.outputs if t is not None] if residuals else []
-        self.recorder.run("encode", parts(layout, grad) + inputs, [*outputs, wire])
-        self.kernel_set.encode(layout, grad, residuals, wire, *args, **kwargs)
+        self.recorder.run("encode", parts(layout, call.grad) + inputs, [*outputs, call.wire])
+        self.kernel_set.encode(layout, call)
 
-    def decode_sum(self, layout: Any, wires: Any, out: Any, *args: Any, **kwargs: Any) -> None:
-        self.recorder.run("decode", wires, parts(layout, out))
-        self.kernel_set.decode_sum(layout, wires, out, *args, **kwargs)
+    def decode_sum(self, layout: Any, call: Any) -> None:
+        self.recorder.run("decode", call.wires, parts(layout, call.out))
+        self.kernel_set.decode_sum(layout, call)
 
 
 def parts(layout: Any, flat: Any) -> list[Tensor]:

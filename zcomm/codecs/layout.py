@@ -11,6 +11,7 @@ from torch import Tensor
 from zcomm import kernels as kernel_sets
 from zcomm.base import arguments, cupy_arrays
 from zcomm.codecs.residuals import Residuals
+from zcomm.kernels.base import DecodeCall, EncodeCall
 from zcomm.wire.header import WireError
 from zcomm.wire.segments import Segment, checked_segments, checked_span, packed, peer_count, place
 
@@ -75,8 +76,8 @@ class Layout:
         else:
             wire = self._checked_out(out, device, start, end, residuals)
         threads = arguments.thread_count(threads)
-        kernel_set = kernel_sets.select(device, kernels)
-        kernel_set.encode(self, grad, residuals, wire, prescale, bool(verify), threads, keep_idle)
+        call = EncodeCall(grad, residuals, wire, prescale, bool(verify), threads, keep_idle)
+        kernel_sets.select(device, kernels).encode(self, call)
         return wire
 
     def decode(
@@ -130,8 +131,8 @@ class Layout:
         if faults is not None:
             arguments.expect_fault_number(faults, device)
         threads = arguments.thread_count(threads)
-        kernel_set = kernel_sets.select(device, kernels)
-        kernel_set.decode_sum(self, rows, out, bool(verify), threads, faults=faults)
+        call = DecodeCall(rows, out, bool(verify), threads, faults)
+        kernel_sets.select(device, kernels).decode_sum(self, call)
         return out
 
     def for_peer(self, peer: int) -> Layout:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zcomm import kernels as kernel_sets
 from zcomm.codecs.layout import Layout
+from zcomm.kernels.base import DecodeCall, EncodeCall
 from zcomm.wire.segments import Segment, SegmentCodec
 
 
@@ -32,22 +33,24 @@ class ScatteredLayout:
             [Segment(c, t.numel(), o, p) for (c, p), t, o in zip(segments, tensors, offsets)], peers
         )
         device = tensors[0].device if tensors else torch.device("cpu")
-        self._memory = _Memory(base, dict(zip(offsets, tensors)), device)
+        self._memory = _ScatteredTensors(base, dict(zip(offsets, tensors)), device)
 
     def encode(self, out: Tensor, *, verify: bool, threads: int | None) -> None:
         """Overwrites `out`, of this layout's size, with the wire."""
         kernel_set = kernel_sets.select(out.device, None)
-        kernel_set.encode(self.layout, self._memory, None, out, 1.0, verify, threads)
+        call = EncodeCall(self._memory, None, out, verify=verify, threads=threads)
+        kernel_set.encode(self.layout, call)
 
     def decode(
         self, wire: Tensor, *, verify: bool, threads: int | None, faults: Tensor | None = None
     ) -> None:
         """Overwrites the tensors."""
         kernel_set = kernel_sets.select(wire.device, None)
-        kernel_set.decode_sum(self.layout, [wire], self._memory, verify, threads, faults=faults)
+        call = DecodeCall([wire], self._memory, verify, threads, faults)
+        kernel_set.decode_sum(self.layout, call)
 
 
-class _Memory:
+class _ScatteredTensors:
     """What kernels need of a flat tensor: its address, or its slices."""
 
     dtype = torch.float32

@@ -6,7 +6,7 @@ Kernels lie below those, so they are described here by what a kernel set uses of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -81,38 +81,38 @@ def wire_error(
     return WireError(f"{place}: {text}", wire, frame, segment)
 
 
+class EncodeCall(NamedTuple):
+    """What an encode reads, what it overwrites (`wire`, the residuals' outputs), and how."""
+
+    grad: KernelMemory
+    residuals: KernelResiduals | None
+    wire: Tensor
+    prescale: float = 1.0
+    verify: bool = True
+    threads: int | None = None
+    keep_idle: bool = False  # see Layout.encode
+
+
+class DecodeCall(NamedTuple):
+    """What a decode_sum reads, what it overwrites (the segments' elements of `out`), and how."""
+
+    wires: Sequence[Tensor]
+    out: KernelMemory
+    verify: bool = True
+    threads: int | None = None
+    faults: Tensor | None = None
+
+
 class KernelSet(Protocol):
-    """The primitives over all segments of a layout. Arguments have been checked by the layout."""
+    """The primitives over all segments of a layout. The layout has checked the arguments."""
 
     @property
     def name(self) -> str: ...
+    def encode(self, layout: KernelLayout, call: EncodeCall) -> None: ...
+    def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
+        """Raises a WireError for a refused wire.
 
-    def encode(
-        self,
-        layout: KernelLayout,
-        grad: KernelMemory,
-        residuals: KernelResiduals | None,
-        wire: Tensor,
-        prescale: float,
-        verify: bool,
-        threads: int | None,
-        keep_idle: bool = False,
-    ) -> None:
-        """Overwrites `wire` and the residuals' outputs; see Layout.encode for `keep_idle`."""
-        ...
-
-    def decode_sum(
-        self,
-        layout: KernelLayout,
-        wires: Sequence[Tensor],
-        out: KernelMemory,
-        verify: bool,
-        threads: int | None,
-        faults: Tensor | None = None,
-    ) -> None:
-        """Overwrites the segments' elements of `out`; raises WireError for a refused wire.
-
-        A kernel set that works asynchronously leaves a fault in `faults`, if that is given, and
-        does not wait for the device.
+        An asynchronous kernel set leaves a fault in `call.faults`, if given, and does not wait for
+        the device.
         """
         ...

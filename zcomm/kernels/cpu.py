@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals, wire_error
+from zcomm.kernels.base import DecodeCall, EncodeCall, KernelLayout, wire_error
 from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES, frame_rows, segment_rows
 
 ISAS = ("scalar", "avx2", "avx512")
@@ -31,17 +29,8 @@ class CpuKernels:
         self._core = _core
         self._isa = ISAS.index(isa)
 
-    def encode(
-        self,
-        layout: KernelLayout,
-        grad: KernelMemory,
-        residuals: KernelResiduals | None,
-        wire: Tensor,
-        prescale: float,
-        verify: bool,
-        threads: int | None,
-        keep_idle: bool = False,
-    ) -> None:
+    def encode(self, layout: KernelLayout, call: EncodeCall) -> None:
+        grad, residuals, wire, prescale, verify, threads, keep_idle = call
         inputs, outputs, dtype = 0, 0, 0
         if residuals is not None:
             inputs = residuals.in_addresses
@@ -62,22 +51,14 @@ class CpuKernels:
             keep_idle,
         )
 
-    def decode_sum(
-        self,
-        layout: KernelLayout,
-        wires: Sequence[Tensor],
-        out: KernelMemory,
-        verify: bool,
-        threads: int | None,
-        faults: Tensor | None = None,
-    ) -> None:
+    def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
         refused = self._core.decode_sum(
             layout.native or _native(layout),
             self._isa,
-            threads or torch.get_num_threads(),
-            [wire.data_ptr() for wire in wires],
-            out.data_ptr(),
-            verify,
+            call.threads or torch.get_num_threads(),
+            [wire.data_ptr() for wire in call.wires],
+            call.out.data_ptr(),
+            call.verify,
         )
         if refused is not None:
             raise wire_error(layout, *refused)

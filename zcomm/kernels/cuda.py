@@ -14,7 +14,7 @@ import torch
 
 from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.device import DeviceMemory, Stream
-from zcomm.kernels.device_kernels import DecodeCall, DeviceKernels, EncodeCall
+from zcomm.kernels.device_kernels import DecodeLaunch, DeviceKernels, EncodeLaunch
 from zcomm.kernels.native import frame_rows, segment_rows
 
 
@@ -32,41 +32,41 @@ class CudaKernels(DeviceKernels):
         """Whose encode and decode_sum launch the kernels of a plan on a device."""
         return self._module
 
-    def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
+    def launch_encode(self, layout: KernelLayout, stream: Stream, launch: EncodeLaunch) -> None:
         plan = self._plan(layout, stream.device)
         memory = plan.memory.on(stream)
         scratch = memory.reserved("encode", plan.native.encode_scratch_nbytes())
         tables = memory.table(plan.table)
-        plan.launcher.encode(plan.native, tables, scratch, *call, stream.handle)
+        plan.launcher.encode(plan.native, tables, scratch, *launch, stream.handle)
 
-    def launch_decode_sum(self, layout: KernelLayout, stream: Stream, call: DecodeCall) -> None:
+    def launch_decode_sum(self, layout: KernelLayout, stream: Stream, launch: DecodeLaunch) -> None:
         plan = self._plan(layout, stream.device)
-        memory, wires = plan.memory.on(stream), len(call.wires)
+        memory, wires = plan.memory.on(stream), len(launch.wires)
         # Where they are too many for a kernel's arguments.
         many = wires > self._module.INLINE_WIRES
         plan.launcher.decode_sum(
             plan.native,
             memory.table(plan.table),
             memory.reserved("decode", plan.native.decode_scratch_nbytes(wires)),
-            call.wires,
-            memory.address_table(call.wires) if many else 0,
-            call.out,
-            call.verify,
-            call.faults,
+            launch.wires,
+            memory.address_table(launch.wires) if many else 0,
+            launch.out,
+            launch.verify,
+            launch.faults,
             stream.handle,
         )
 
-    def _plan(self, layout: KernelLayout, device: torch.device) -> _Plan:
+    def _plan(self, layout: KernelLayout, device: torch.device) -> _DeviceLayout:
         key = self.name, device
-        found: _Plan | None = layout.device_plans.get(key)
+        found: _DeviceLayout | None = layout.device_plans.get(key)
         if found is None:
             native = self._module.Plan(segment_rows(layout), frame_rows(layout))
-            found = _Plan(native, self.launcher(native, device))
+            found = _DeviceLayout(native, self.launcher(native, device))
             layout.device_plans[key] = found
         return found
 
 
-class _Plan:
+class _DeviceLayout:
     """A layout on a device."""
 
     def __init__(self, native: Any, launcher: Any) -> None:

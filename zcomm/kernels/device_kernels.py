@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
-from zcomm.kernels.base import KernelLayout, KernelMemory, KernelResiduals
+from zcomm.kernels.base import DecodeCall, EncodeCall, KernelLayout
 from zcomm.kernels.device import NO_FAULT, Stream, fault_error, new_faults
 from zcomm.kernels.memory import Aligned, AlignedResiduals
 from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES
@@ -23,8 +20,8 @@ MAX_WIRES = 4096  # of one decode_sum
 WIRE_ALIGNMENT = 16  # kernels write wires in pieces of up to 16 bytes
 
 
-class EncodeCall(NamedTuple):
-    """The memory of an encode by its addresses, and how to treat it: as launchers take it."""
+class EncodeLaunch(NamedTuple):
+    """An EncodeCall by addresses and numbers, in the order that launchers take them."""
 
     grad: int
     grad_dtype: int
@@ -37,8 +34,8 @@ class EncodeCall(NamedTuple):
     keep_idle: bool
 
 
-class DecodeCall(NamedTuple):
-    """The same of a decode_sum."""
+class DecodeLaunch(NamedTuple):
+    """The same for a DecodeCall."""
 
     wires: list[int]
     out: int
@@ -55,65 +52,48 @@ class DeviceKernels(ABC):
         self._launching = threading.Lock()
 
     @abstractmethod
-    def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
+    def launch_encode(self, layout: KernelLayout, stream: Stream, launch: EncodeLaunch) -> None:
         """Starts the kernels. The stream's device is current, and no other call launches."""
 
     @abstractmethod
-    def launch_decode_sum(self, layout: KernelLayout, stream: Stream, call: DecodeCall) -> None:
+    def launch_decode_sum(self, layout: KernelLayout, stream: Stream, launch: DecodeLaunch) -> None:
         """The same for a decode_sum."""
 
-    def encode(
-        self,
-        layout: KernelLayout,
-        grad: KernelMemory,
-        residuals: KernelResiduals | None,
-        wire: Tensor,
-        prescale: float,
-        verify: bool,
-        threads: int | None,
-        keep_idle: bool = False,
-    ) -> None:
-        stream = Stream(wire.device)
-        source, target = Aligned(grad, read=True), Aligned(wire, WIRE_ALIGNMENT)
-        held = AlignedResiduals(residuals)
+    def encode(self, layout: KernelLayout, call: EncodeCall) -> None:
+        stream = Stream(call.wire.device)
+        source, target = Aligned(call.grad, read=True), Aligned(call.wire, WIRE_ALIGNMENT)
+        held = AlignedResiduals(call.residuals)
         with self._launching, stream.device_current():
-            call = EncodeCall(
+            launch = EncodeLaunch(
                 source.address,
-                GRAD_DTYPES[grad.dtype],
-                prescale,
+                GRAD_DTYPES[call.grad.dtype],
+                call.prescale,
                 *held.addresses_on(stream.device),
-                RESIDUAL_DTYPES[residuals.dtype] if residuals else 0,
+                RESIDUAL_DTYPES[call.residuals.dtype] if call.residuals else 0,
                 target.address,
-                verify,
-                keep_idle,
+                call.verify,
+                call.keep_idle,
             )
-            self.launch_encode(layout, stream, call)
+            self.launch_encode(layout, stream, launch)
         target.write_back()
         held.write_back()
 
-    def decode_sum(
-        self,
-        layout: KernelLayout,
-        wires: Sequence[Tensor],
-        out: KernelMemory,
-        verify: bool,
-        threads: int | None,
-        faults: Tensor | None = None,
-    ) -> None:
-        """With `faults` a refused wire lowers its value; without, the device is waited for."""
+    def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
+        """With `faults` a refused wire lowers its value; without, this waits for the device."""
+        wires = call.wires
         if len(wires) > MAX_WIRES:
             raise ValueError(
                 f"kernels {self.name}: expected at most {MAX_WIRES} wires, got {len(wires)}; "
                 "use 'reference'"
             )
         stream = Stream(wires[0].device)
-        seen = new_faults(stream.device) if faults is None else faults
+        seen = new_faults(stream.device) if call.faults is None else call.faults
         aligned = [Aligned(wire, WIRE_ALIGNMENT, read=True) for wire in wires]
-        target = Aligned(out)
+        target = Aligned(call.out)
         with self._launching, stream.device_current():
             rows = [wire.address for wire in aligned]
-            call = DecodeCall(rows, target.address, verify, seen.data_ptr())
-            self.launch_decode_sum(layout, stream, call)
+            launch = DecodeLaunch(rows, target.address, call.verify, seen.data_ptr())
+            self.launch_decode_sum(layout, stream, launch)
         target.write_back((s.offset, s.numel) for s in layout.segments)
-        if faults is None and (fault := int(seen.item())) != NO_FAULT:
+        if call.faults is None and (fault := int(seen.item())) != NO_FAULT:
             raise fault_error(fault, layout)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from zcomm.kernels.base import (
+    DecodeCall,
+    EncodeCall,
     KernelLayout,
     KernelMemory,
     KernelResiduals,
@@ -32,48 +34,31 @@ class ReferenceKernels:
     name = "reference"
 
     @torch.no_grad()
-    def encode(
-        self,
-        layout: KernelLayout,
-        grad: KernelMemory,
-        residuals: KernelResiduals | None,
-        wire: Tensor,
-        prescale: float,
-        verify: bool,
-        threads: int | None,
-        keep_idle: bool = False,
-    ) -> None:
-        with _subnormals_kept(grad.device, layout.numel):
-            buffer = torch.zeros(layout.wire_nbytes, dtype=torch.uint8, device=grad.device)
-            factor = torch.tensor(prescale, dtype=torch.float32, device=grad.device)
+    def encode(self, layout: KernelLayout, call: EncodeCall) -> None:
+        grad, device = call.grad, call.grad.device
+        with _subnormals_kept(device, layout.numel):
+            buffer = torch.zeros(layout.wire_nbytes, dtype=torch.uint8, device=device)
+            factor = torch.tensor(call.prescale, dtype=torch.float32, device=device)
             for i, segment in enumerate(layout.segments):
                 if segment.numel:
                     v = _slice(grad, segment).to(torch.float32) * factor
-                    idle = keep_idle and not bool(_slice(grad, segment).any())
-                    body = _encode_segment(segment, v, residuals, i, idle)
+                    idle = call.keep_idle and not bool(_slice(grad, segment).any())
+                    body = _encode_segment(segment, v, call.residuals, i, idle)
                     buffer[layout.body_starts[i] :][: body.numel()] = body
             for frame in layout.frames:
-                _write_header(buffer, frame, verify)
-            wire.copy_(buffer)
+                _write_header(buffer, frame, call.verify)
+            call.wire.copy_(buffer)
 
     @torch.no_grad()
-    def decode_sum(
-        self,
-        layout: KernelLayout,
-        wires: Sequence[Tensor],
-        out: KernelMemory,
-        verify: bool,
-        threads: int | None,
-        faults: Tensor | None = None,
-    ) -> None:
-        with _subnormals_kept(out.device, layout.numel):
+    def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
+        with _subnormals_kept(call.out.device, layout.numel):
             # A copy starts at an aligned address, so that it can be read as wider integers.
-            copies = [wire.clone(memory_format=torch.contiguous_format) for wire in wires]
+            copies = [wire.clone(memory_format=torch.contiguous_format) for wire in call.wires]
             for w, wire in enumerate(copies):
-                _check_frames(layout, wire, verify, w)
+                _check_frames(layout, wire, call.verify, w)
             for i, segment in enumerate(layout.segments):
                 if segment.numel:
-                    _slice(out, segment).copy_(_decode_segment(layout, i, copies))
+                    _slice(call.out, segment).copy_(_decode_segment(layout, i, copies))
 
 
 def _slice(flat: KernelMemory, segment: Segment) -> Tensor:

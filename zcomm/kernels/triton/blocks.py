@@ -47,15 +47,13 @@ from zcomm.kernels.triton.tile import (
     block_lengths,
     elements_left,
     ints_at,
+    own_tile,
     places,
-    segment_at,
     store_zeros,
-    tile_at,
 )
 from zcomm.kernels.triton.values import (
     clear_residual_paddings,
-    load_residual,
-    load_values,
+    load_rows,
     residual_kind,
     store_residual,
 )
@@ -110,11 +108,9 @@ def encode_rows(
     LOG2: tl.constexpr,
 ) -> tl.tensor:
     """The blocks from element `first` on. Returns their checksum."""
-    left = elements_left(row, first, ROWS << LOG2)
-    at = places(ROWS, 1 << LOG2)
-    valid, m = at < left, block_lengths(left, ROWS, LOG2)
-    raw, old = load_residual(residual_in, kind, row, segment, first, at, valid, m, ROWS, LOG2)
-    v = load_values(grad, prescale, flags, row, first, at, valid, kind, raw, old)
+    v, at, valid, m, raw, old = load_rows(
+        grad, residual_in, prescale, flags, row, segment, kind, first, ROWS, LOG2
+    )
     peak = absmax(v)
     finite = peak < INF
     v, peak = tl.where(finite[:, None], v, 0.0), tl.where(finite, peak, 0)
@@ -146,8 +142,7 @@ def encode_blocks(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
-    segment, tile = tile_at(tiles)
-    row = segment_at(tables, segment)
+    segment, tile, row = own_tile(tables, tiles)
     kind = residual_kind(tables, scratch, residual_in, segment, flags)
     sum = tile * 0
     for step in range(STEPS):
@@ -279,8 +274,7 @@ def decode_blocks(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
-    segment, tile = tile_at(tiles)
-    row = segment_at(tables, segment)
+    segment, tile, row = own_tile(tables, tiles)
     parts = tl.zeros([PARTS], tl.int64)
     for step in range(STEPS):
         first = (tile * STEPS + step) * (ROWS << LOG2)

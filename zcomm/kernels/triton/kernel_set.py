@@ -7,8 +7,8 @@ from typing import Any
 
 from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.device import DeviceMemory, Stream, StreamMemory
-from zcomm.kernels.device_kernels import WIRE_ALIGNMENT, DecodeCall, DeviceKernels, EncodeCall
-from zcomm.kernels.triton.plan import TILE, Group, Plan
+from zcomm.kernels.device_kernels import WIRE_ALIGNMENT, DecodeLaunch, DeviceKernels, EncodeLaunch
+from zcomm.kernels.triton.plan import TILE, Group, TilePlan
 from zcomm.wire.header import CODEC_IDS
 
 _WORD = 8
@@ -35,19 +35,19 @@ class TritonKernels(DeviceKernels):
         """How many elements a program works on: of no influence on any result."""
         return self._registry.TILE_ELEMENTS
 
-    def launch_encode(self, layout: KernelLayout, stream: Stream, call: EncodeCall) -> None:
+    def launch_encode(self, layout: KernelLayout, stream: Stream, launch: EncodeLaunch) -> None:
         state = self._state(layout)
         memory, plan = state.memory.on(stream), state.plan
-        flags = call.grad_dtype | call.verify << 4
-        if call.residual_inputs and plan.segments:
-            flags |= call.residual_dtype << 2 | call.keep_idle * _KEEP_IDLE
+        flags = launch.grad_dtype | launch.verify << 4
+        if launch.residual_inputs and plan.segments:
+            flags |= launch.residual_dtype << 2 | launch.keep_idle * _KEEP_IDLE
         args = (
             memory.reserved("encode", _WORD * plan.encode_scratch_words()),
-            call.grad,
-            call.wire,
-            call.residual_inputs,
-            call.residual_outputs,
-            _fp32_bits(call.prescale),
+            launch.grad,
+            launch.wire,
+            launch.residual_inputs,
+            launch.residual_outputs,
+            _fp32_bits(launch.prescale),
             flags,
         )
         table = memory.table(plan.table)
@@ -55,27 +55,27 @@ class TritonKernels(DeviceKernels):
             self._launch(self._variant("find_idle", plan), plan.segments, (table, 0, *args))
         self._run(plan, "encode", table, args)
 
-    def launch_decode_sum(self, layout: KernelLayout, stream: Stream, call: DecodeCall) -> None:
-        state, wires = self._state(layout), len(call.wires)
+    def launch_decode_sum(self, layout: KernelLayout, stream: Stream, launch: DecodeLaunch) -> None:
+        state, wires = self._state(layout), len(launch.wires)
         memory, plan = state.memory.on(stream), state.plan
         args = (
             memory.reserved("decode", _WORD * plan.decode_scratch_words(wires)),
-            *_spacing(call.wires, memory),
+            *_spacing(launch.wires, memory),
             wires,
-            call.out,
-            call.faults,
-            int(call.verify),
+            launch.out,
+            launch.faults,
+            int(launch.verify),
         )
         self._run(plan, "decode", memory.table(plan.table), args)
 
-    def _run(self, plan: Plan, what: str, table: int, args: tuple[int, ...]) -> None:
+    def _run(self, plan: TilePlan, what: str, table: int, args: tuple[int, ...]) -> None:
         """One launch for each group of tiles; several for an encode of topk."""
         for group in plan.groups:
             tiles = table + _WORD * (plan.tiles_at + len(TILE) * group.first_tile)
             for name in self._names(what, group):
                 self._launch(self._variant(name, plan), group.tiles, (table, tiles, *args))
 
-    def _variant(self, name: str, plan: Plan) -> Any:
+    def _variant(self, name: str, plan: TilePlan) -> Any:
         return self._registry.variant(name, plan.tile_elements, self.step_elements)
 
     def _names(self, what: str, group: Group) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class TritonKernels(DeviceKernels):
     def _state(self, layout: KernelLayout) -> _State:
         found: _State | None = layout.device_plans.get(self.name)
         if found is None:
-            plan = Plan(layout, self.tile_elements(layout))
+            plan = TilePlan(layout, self.tile_elements(layout))
             found = layout.device_plans[self.name] = _State(plan)
         return found
 
@@ -95,7 +95,7 @@ class TritonKernels(DeviceKernels):
 class _State:
     """A layout's plan, and its memory on devices."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TilePlan) -> None:
         self.plan = plan
         self.memory = DeviceMemory()
 

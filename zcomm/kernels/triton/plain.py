@@ -41,7 +41,6 @@ from zcomm.kernels.triton.tile import (
     SECTION,
     TILES,
     USED,
-    block_lengths,
     elements_left,
     ints_at,
     places,
@@ -54,8 +53,7 @@ from zcomm.kernels.triton.tile import (
 from zcomm.kernels.triton.values import (
     INT8,
     clear_residual_paddings,
-    load_residual,
-    load_values,
+    load_rows,
     residual_kind,
     residual_value,
     store_residual,
@@ -129,12 +127,10 @@ def encode_rows(
 ) -> tl.tensor:
     """The rows from element `first` on. Returns their checksum."""
     NBYTES: tl.constexpr = 4 if CODEC == NONE else 2
-    left = elements_left(row, first, ROWS << LOG2)
-    at = places(ROWS, 1 << LOG2)
-    valid, m = at < left, block_lengths(left, ROWS, LOG2)
     kind = residual_kind(tables, scratch, residual_in, segment, flags)
-    raw, old = load_residual(residual_in, kind, row, segment, first, at, valid, m, ROWS, LOG2)
-    v = load_values(grad, prescale, flags, row, first, at, valid, kind, raw, old)
+    v, at, valid, m, raw, old = load_rows(
+        grad, residual_in, prescale, flags, row, segment, kind, first, ROWS, LOG2
+    )
     codes = code(v, CODEC)
     e = v - value(codes, CODEC)
     kept = magnitude(v) >= INF

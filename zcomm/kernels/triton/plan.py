@@ -77,7 +77,7 @@ class Group(NamedTuple):
     tiles: int
 
 
-class Plan:
+class TilePlan:
     """The table, the groups, and how much scratch memory calls need."""
 
     def __init__(self, layout: KernelLayout, tile_elements: int) -> None:

@@ -87,6 +87,13 @@ def tile_at(tiles: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
+def own_tile(tables: tl.tensor, tiles: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """This program's segment, its tile there, and the segment's row."""
+    segment, tile = tile_at(tiles)
+    return segment, tile, segment_at(tables, segment)
+
+
+@triton.jit
 def elements_left(row: tl.tensor, first: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
     """How many of the tile's elements the segment has, from its element `first` on."""
     return tl.minimum(tl.load(row + N) - first, TILE).to(tl.int32)

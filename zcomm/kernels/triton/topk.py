@@ -26,14 +26,10 @@ from zcomm.kernels.triton.tile import (
     TILES,
     TOPK,
     K,
-    block_lengths,
-    elements_left,
-    places,
-    segment_at,
-    tile_at,
+    own_tile,
     words_at,
 )
-from zcomm.kernels.triton.values import load_residual, load_values, residual_kind
+from zcomm.kernels.triton.values import load_rows, residual_kind
 
 BINS: tl.constexpr = tl.constexpr(plan.TOPK_BINS)
 DIGITS: tl.constexpr = tl.constexpr(plan.TOPK_DIGITS)
@@ -103,20 +99,17 @@ def load_tile(
     residual_in: tl.tensor,
     prescale: tl.tensor,
     flags: tl.tensor,
+    row: tl.tensor,
     segment: tl.tensor,
     tile: tl.tensor,
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """v, which elements there are, and what storing their residual takes."""
-    row = segment_at(tables, segment)
-    first = tile * (ROWS << LOG2)
-    left = elements_left(row, first, ROWS << LOG2)
-    at = places(ROWS, 1 << LOG2)
-    valid, m = at < left, block_lengths(left, ROWS, LOG2)
+    """v, which elements exist, and what storing their residual takes."""
     kind = residual_kind(tables, scratch, residual_in, segment, flags)
-    raw, old = load_residual(residual_in, kind, row, segment, first, at, valid, m, ROWS, LOG2)
-    v = load_values(grad, prescale, flags, row, first, at, valid, kind, raw, old)
+    v, _, valid, m, raw, old = load_rows(
+        grad, residual_in, prescale, flags, row, segment, kind, tile * (ROWS << LOG2), ROWS, LOG2
+    )
     return v, valid, m, kind, raw, old
 
 
@@ -135,11 +128,10 @@ def topk_digit(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
-    segment, tile = tile_at(tiles)
-    row = segment_at(tables, segment)
+    segment, tile, row = own_tile(tables, tiles)
     topk = topk_at(tables, scratch, row)
     v, valid, _, _, _, _ = load_tile(
-        tables, scratch, grad, residual_in, prescale, flags, segment, tile, ROWS, LOG2
+        tables, scratch, grad, residual_in, prescale, flags, row, segment, tile, ROWS, LOG2
     )
     u = magnitude(v)
     SHIFT: tl.constexpr = 8 * (DIGITS - 1 - DIGIT)
@@ -173,13 +165,12 @@ def topk_count(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
-    segment, tile = tile_at(tiles)
-    row = segment_at(tables, segment)
+    segment, tile, row = own_tile(tables, tiles)
     topk = topk_at(tables, scratch, row)
     threshold, ties = known_digits(topk, row, DIGITS)
     save_digits(topk, tile, threshold, ties, DIGITS)
     v, valid, _, _, _, _ = load_tile(
-        tables, scratch, grad, residual_in, prescale, flags, segment, tile, ROWS, LOG2
+        tables, scratch, grad, residual_in, prescale, flags, row, segment, tile, ROWS, LOG2
     )
     u = magnitude(v)
     strip = strips_at(tables, scratch, row) + tile * STRIP_WORDS
@@ -201,9 +192,8 @@ def topk_share(
     CHUNK: tl.constexpr,
 ) -> None:
     """The program of a segment's first tile works for all of them; histograms are zero again."""
-    segment, tile = tile_at(tiles)
+    _, tile, row = own_tile(tables, tiles)
     if tile == 0:
-        row = segment_at(tables, segment)
         topk = topk_at(tables, scratch, row)
         tl.store(topk + NOT_FINITE, tl.load(topk + FOUND))
         tl.store(topk + FOUND, 0)

@@ -38,10 +38,9 @@ from zcomm.kernels.triton.tile import (
     N,
     elements_left,
     ints_at,
+    own_tile,
     section_byte,
-    segment_at,
     shorts_at,
-    tile_at,
 )
 from zcomm.kernels.triton.topk_write import RANGE
 
@@ -175,8 +174,7 @@ def decode_topk(
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    segment, tile = tile_at(tiles)
-    row = segment_at(tables, segment)
+    segment, tile, row = own_tile(tables, tiles)
     frame, first = tl.load(row + FRAME), tile * TILE
     left = elements_left(row, first, TILE)
     at = tl.arange(0, TILE)

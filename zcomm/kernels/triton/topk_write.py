@@ -18,12 +18,11 @@ from zcomm.kernels.triton.tile import (
     USED,
     K,
     ints_at,
+    own_tile,
     places,
     section_byte,
-    segment_at,
     shorts_at,
     store_zeros,
-    tile_at,
 )
 from zcomm.kernels.triton.topk import (
     DIGITS,
@@ -117,15 +116,14 @@ def topk_write(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
-    segment, tile = tile_at(tiles)
-    row = segment_at(tables, segment)
+    segment, tile, row = own_tile(tables, tiles)
     first = tile * (ROWS << LOG2)
     topk, strips = topk_at(tables, scratch, row), strips_at(tables, scratch, row)
     not_finite = tl.load(topk + NOT_FINITE)
     # No magnitude lies above that: then nothing is sent.
     threshold = tl.where(not_finite != 0, ABS, tl.load(topk + KNOWN + 2 * DIGITS))
     v, valid, m, kind, raw, old = load_tile(
-        tables, scratch, grad, residual_in, prescale, flags, segment, tile, ROWS, LOG2
+        tables, scratch, grad, residual_in, prescale, flags, row, segment, tile, ROWS, LOG2
     )
     at, u = places(ROWS, 1 << LOG2), magnitude(v)
     equal = valid & (u == threshold)

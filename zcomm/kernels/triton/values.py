@@ -25,8 +25,11 @@ from zcomm.kernels.triton.tile import (
     RESIDUAL_CODES,
     RESIDUAL_SHIFT,
     RESIDUAL_USED,
+    block_lengths,
     bytes_at,
+    elements_left,
     ints_at,
+    places,
     shorts_at,
     store_zeros,
     words_at,
@@ -116,24 +119,32 @@ def residual_value(raw: tl.tensor, scale: tl.tensor, kind: tl.tensor) -> tl.tens
 
 
 @triton.jit
-def load_values(
+def load_rows(
     grad: tl.tensor,
+    residual_in: tl.tensor,
     prescale: tl.tensor,
     flags: tl.tensor,
     row: tl.tensor,
-    first: tl.tensor,
-    at: tl.tensor,
-    valid: tl.tensor,
+    segment: tl.tensor,
     kind: tl.tensor,
-    raw: tl.tensor,
-    scale: tl.tensor,
-) -> tl.tensor:
-    """v; 0 behind the segment's end. `prescale` is the bits of an fp32 number."""
+    first: tl.tensor,
+    ROWS: tl.constexpr,
+    LOG2: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """How every encode begins: v from element `first` on, 0 behind the segment's end.
+
+    Then the elements' places, which of them exist, the lengths of blocks, and the stored residual.
+    `prescale` is the bits of an fp32 number.
+    """
+    left = elements_left(row, first, ROWS << LOG2)
+    at = places(ROWS, 1 << LOG2)
+    valid, m = at < left, block_lengths(left, ROWS, LOG2)
+    raw, old = load_residual(residual_in, kind, row, segment, first, at, valid, m, ROWS, LOG2)
     g = load_gradient(grad, flags, tl.load(row + OFFSET) + first, at, valid)
     v = g * from_bits(prescale.to(tl.int32))
     if kind != NO_RESIDUAL:
-        v = v + residual_value(raw, scale, kind)
-    return tl.where(valid, v, 0.0)
+        v = v + residual_value(raw, old, kind)
+    return tl.where(valid, v, 0.0), at, valid, m, raw, old
 
 
 @triton.jit
