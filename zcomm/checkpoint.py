@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zcomm.base import arguments
+from zcomm.torch_private.c10d import default_store
 from zcomm.transport.channels import gather_bytes, group_of, member_of
 from zcomm.zero.optimizer import ShardedOptimizer
 from zcomm.zero.state import checked_about
@@ -125,7 +126,7 @@ def _ranks(group: Any) -> list[int]:
 
 def _claim(root: Path, group: Any) -> str:
     """The ranks that save to a folder in this run; a group without any of them comes too late."""
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     key, mine = f"zcomm/checkpoints/{root.resolve()}", _ranks(group)
     found: list[int] = json.loads(store.compare_set(key, "", json.dumps(mine)))
     if set(found).isdisjoint(mine):

@@ -29,6 +29,7 @@ from zcomm.sharding.feedback import NEEDS_FEEDBACK, Feedback
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.hosts import Hosts
 from zcomm.sharding.owners import even_bounds, owner_bounds
+from zcomm.torch_private.c10d import known_groups
 from zcomm.transport.channels import (
     expect_sendable,
     expect_sender,
@@ -297,6 +298,6 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 def _forget_old_groups() -> None:
     """Ends the engines of groups that torch has destroyed."""
-    known = dist.distributed_c10d._world.pg_map
+    known = known_groups()
     for key in [key for key in _engines if key[0] not in known]:
         _engines.pop(key).thread.stop()

@@ -13,6 +13,7 @@ from zcomm.ddp.hook import Handle, HookState, hook
 from zcomm.ddp.parameters import trainable
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Settings
+from zcomm.torch_private.ddp import comm_hooks, uncompiled
 from zcomm.zero.optimizer import ShardedOptimizer
 
 Codecs = str | Codec | Mapping[str, str | Codec] | Hierarchy
@@ -83,16 +84,17 @@ class ZeroOptimizer(ShardedOptimizer):
 
 def _model_without_hook(ddp: Any, what: str) -> Any:
     """The DDP model, also inside torch.compile's wrapper; refuses one that cannot have a hook."""
-    model = getattr(ddp, "_orig_mod", ddp)
+    model = uncompiled(ddp)
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
             f"{what}: expected a DistributedDataParallel, got "
             f"{arguments.describe(model)}; wrap the model first"
         )
     # A copy of a model with a hook has none, but still the list.
-    model._comm_hooks[:] = [(h, s) for h, s in model._comm_hooks if not getattr(s, "is_copy", 0)]
-    if model._comm_hooks:
-        names = ", ".join(getattr(h, "__qualname__", repr(h)) for h, _ in model._comm_hooks)
+    hooks = comm_hooks(model)
+    hooks[:] = [(h, s) for h, s in hooks if not getattr(s, "is_copy", 0)]
+    if hooks:
+        names = ", ".join(getattr(h, "__qualname__", repr(h)) for h, _ in hooks)
         raise ValueError(
             f"{what}: expected a model without a comm hook, got one with {names}; torch allows "
             "one hook per DistributedDataParallel and cannot remove it: wrap the module anew"

@@ -19,7 +19,7 @@ from zcomm.ddp.loss_scale import LossScale
 from zcomm.ddp.observers import Observers
 from zcomm.ddp.parameters import device_of, items_of, trainable
 from zcomm.engine.choice import make_engine
-from zcomm.engine.counters import Counters, Range
+from zcomm.engine.counters import Counters
 from zcomm.engine.job import Job
 from zcomm.engine.job_thread import JobThread
 from zcomm.engine.stats import Stats
@@ -29,6 +29,8 @@ from zcomm.sharding.hosts import Hosts
 from zcomm.sharding.owners import even_bounds
 from zcomm.sharding.settings import PLAIN, Settings
 from zcomm.torch_private.autograd import at_end_of_backward
+from zcomm.torch_private.ddp import divides_by_all_ranks, is_joining
+from zcomm.torch_private.profiler import Range
 from zcomm.transport.channels import expect_sender, group_timeout_s, member_of
 from zcomm.transport.handshake import meet
 
@@ -304,13 +306,13 @@ class Compressor:
 
     def _expect_whole_world(self) -> None:
         ddp = self.ddp()
-        if self.sink is not None and getattr(getattr(ddp, "_join_config", None), "enable", False):
+        if self.sink is not None and ddp is not None and is_joining(ddp):
             raise ValueError(
                 f"rank {self.rank}: expected training without Join, got ZeroOptimizer inside of "
                 "it: a rank that has run out of data would miss step(), which all ranks must "
                 "call; give all ranks as many batches, or use zcomm.compress"
             )
-        if ddp is not None and getattr(ddp, "_divide_by_initial_world_size", True) is False:
+        if ddp is not None and not divides_by_all_ranks(ddp):
             raise ValueError(
                 f"rank {self.rank}: expected Join with divide_by_initial_world_size=True, got "
                 "False: zcomm's means and residuals are those of all ranks"

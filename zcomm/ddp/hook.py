@@ -13,6 +13,7 @@ from zcomm.ddp import state as compressor_state
 from zcomm.ddp.compressor import Compressor
 from zcomm.engine.stats import Stats
 from zcomm.sharding.settings import SETTING_NAMES, Settings
+from zcomm.torch_private.ddp import comm_hooks, reduced_parameters
 
 
 class HookState:
@@ -53,14 +54,14 @@ class HookState:
             self._compressor = Compressor(ddp, self.settings, self.scaler, compared)
         return self._compressor
 
-    def compressor(self) -> Compressor:
-        return self._compressor or self.bind(_model_of(self))
+    def compressor(self, bucket: Any) -> Compressor:
+        return self._compressor or self.bind(_model_of(self, bucket))
 
 
 # Without annotations: torch refuses them where they are strings.
 def hook(state, bucket):  # type: ignore[no-untyped-def]
     """The comm hook: hands the bucket to the engine."""
-    return state.compressor().reduce(bucket)
+    return state.compressor(bucket).reduce(bucket)
 
 
 class Handle:
@@ -101,11 +102,14 @@ class Handle:
         return f"<zcomm.Handle: {self._compressor.describe()}>"
 
 
-def _model_of(state: HookState) -> DistributedDataParallel:
+def _model_of(state: HookState, bucket: Any) -> DistributedDataParallel:
     """The model that a state was registered with. torch does not say, but the model knows."""
+    first = bucket.parameters()[0]
     for candidate in gc.get_objects():
-        if issubclass(type(candidate), DistributedDataParallel) and any(
-            registered is state for _, registered in candidate.__dict__.get("_comm_hooks", ())
+        if (
+            issubclass(type(candidate), DistributedDataParallel)
+            and any(registered is state for _, registered in comm_hooks(candidate))
+            and any(p is first for p in reduced_parameters(candidate))
         ):
             found: DistributedDataParallel = candidate
             return found

@@ -9,10 +9,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from torch import Tensor
 from torch.nn import Module
 
 from zcomm.engine.streams import HostCopy, Streams
+from zcomm.torch_private.foreach import scale_of
 
 
 class LossScale:
@@ -28,9 +28,9 @@ class LossScale:
     def note(self) -> None:
         """Starts the copy. Before its first use a scaler has no tensor, only a number."""
         assert self._streams is not None
-        scale = getattr(self._scaler, "_get_scale_async", lambda: None)()
+        scale = scale_of(self._scaler)
         self._copy = self._known = None
-        if isinstance(scale, Tensor):
+        if scale is not None:
             self._copy = self._streams.to_host(scale.view(1))
         else:
             self._known = float(self._scaler.get_scale())

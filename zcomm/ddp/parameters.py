@@ -12,20 +12,18 @@ from zcomm.base import arguments
 from zcomm.sharding.chunks import Item, block_of
 from zcomm.sharding.owners import owner_bounds
 from zcomm.sharding.settings import Settings
+from zcomm.torch_private import ddp as private
 from zcomm.transport.channels import expect_sendable
 
-_IGNORE = (
-    "; or exclude it with "
-    "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [name])"
-)
+_IGNORE = f"; or exclude it with {private.IGNORE_CALL}"
 
 
 def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     """The parameters that DDP reduces, by name; refuses those that zcomm cannot send."""
-    ignored = getattr(ddp, "parameters_to_ignore", ())
+    ignored = private.ignored_names(ddp)
     # torch.compile's wrapper adds to the names; patterns and saved states should not see it.
     named = {
-        name.replace("_orig_mod.", ""): p
+        private.uncompiled_name(name): p
         for name, p in ddp.module.named_parameters()
         if p.requires_grad and name not in ignored
     }
@@ -35,7 +33,7 @@ def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
         arguments.address(p, f"parameter {name!r}")
     device_of(named)
     for prefix, module in ddp.module.named_modules():
-        name = f"{prefix}.weight".lstrip(".").replace("_orig_mod.", "")
+        name = private.uncompiled_name(f"{prefix}.weight".lstrip("."))
         if getattr(module, "sparse", False) is True and name in named:
             raise ValueError(
                 f"parameter {name!r}: expected dense gradients, got a "
@@ -47,7 +45,7 @@ def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
 def _expect_all_reduced(ddp: DistributedDataParallel, named: Mapping[str, Tensor]) -> None:
     """Refuses a model of which DDP reduces parameters that it does not name any more."""
     known = {id(p) for p in named.values()}
-    reduced = [p for p in getattr(ddp, "_module_parameters", ()) if p.requires_grad]
+    reduced = [p for p in private.reduced_parameters(ddp) if p.requires_grad]
     missing = sum(id(p) not in known for p in reduced)
     if missing:
         raise ValueError(

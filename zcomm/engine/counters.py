@@ -7,10 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-import torch
-
-# A range of torch.profiler, for 1 us; torch's public record_function takes 20, profiler or not.
-Range = torch._C._profiler._RecordFunctionFast
+from zcomm.torch_private.profiler import Range
 
 
 @dataclass

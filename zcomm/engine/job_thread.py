@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from zcomm.engine.buffers import Slot
-from zcomm.engine.counters import Range
 from zcomm.engine.job import Check, Flight, Job, Settling
 from zcomm.engine.routes import Routes
 from zcomm.engine.steps import Steps
+from zcomm.torch_private.profiler import Range
 from zcomm.transport.channels import Transport, Work
 
 # Chunks under way: one is encoded while others are on the network, in either hop.

@@ -34,6 +34,7 @@ from zcomm.engine.faults import Faults
 from zcomm.engine.job import Flight, Job, Memory
 from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.feedback import Hop
+from zcomm.torch_private import foreach
 from zcomm.wire.header import WireError
 
 _CPU = torch.device("cpu")
@@ -203,7 +204,7 @@ class Steps:
         """Kernels write fp32; a bf16 or fp16 target is filled from there."""
         target, segments = flight.job.target, flight.chunk.wire.segments
         assert target is not None
-        torch._foreach_copy_(
+        foreach.copy_(
             [target[s.offset : s.offset + s.numel] for s in segments],
             list(torch.split(self._staged(flight), [s.numel for s in segments])),
         )
@@ -295,7 +296,7 @@ def _add(layout: Any, values: Tensor, target: Tensor | None) -> None:
     """Adds packed values where a layout's segments lie in the target."""
     assert target is not None
     segments = layout.segments
-    torch._foreach_add_(
+    foreach.add_(
         [target[s.offset : s.offset + s.numel] for s in segments],
         list(torch.split(values, [s.numel for s in segments])),
     )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from zcomm.base import arguments
 from zcomm.engine.choice import make_engine
-from zcomm.engine.counters import Counters, Range
+from zcomm.engine.counters import Counters
 from zcomm.engine.job import Job
 from zcomm.engine.job_thread import JobThread
 from zcomm.engine.stats import Stats
@@ -33,6 +33,7 @@ from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.plans import FsdpPlans
 from zcomm.sharding.settings import Settings, expect_same
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
+from zcomm.torch_private.profiler import Range
 from zcomm.transport.channels import (
     exchange,
     expect_sendable,

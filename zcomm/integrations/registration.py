@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.ddp.api import Codecs, compress
 from zcomm.ddp.hook import Handle, HookState
+from zcomm.torch_private.ddp import uncompiled
 
 
 class Registration:
@@ -72,8 +73,7 @@ class Registration:
 
 def expect_ddp(model: Any, what: str, remedy: str) -> None:
     """Refuses a model that the framework did not wrap in DistributedDataParallel."""
-    inner = getattr(model, "_orig_mod", model)
-    if not isinstance(inner, DistributedDataParallel):
+    if not isinstance(uncompiled(model), DistributedDataParallel):
         raise ValueError(
             f"Compress: expected a model that is trained with DistributedDataParallel, got {what}: "
             f"zcomm compresses its gradients, no others'; {remedy}"

@@ -25,6 +25,7 @@ from zcomm.codecs.layout import Layout, Residuals
 from zcomm.ddp.buckets import Part
 from zcomm.ddp.compressor import Compressor
 from zcomm.sharding.chunks import Chunk
+from zcomm.torch_private import foreach
 
 # fp32 sums of so many squares are good to 1e-6; longer tensors are summed from parts, in fp64.
 _EXACT_NUMEL = 1 << 16
@@ -87,7 +88,7 @@ class LayerFigures:
         segments = chunk.wire.segments
         x = torch.empty(chunk.numel, dtype=chunk.sum_dtype, device=buffer.device)
         parts = torch.split(x, [s.numel for s in segments])
-        torch._foreach_copy_(parts, [buffer[s.offset : s.offset + s.numel] for s in segments])
+        foreach.copy_(parts, [buffer[s.offset : s.offset + s.numel] for s in segments])
         grads = squares(parts)
         idle = [not g and not part.any() for g, part in zip(grads, parts)] if residuals else []
         x.mul_(1 / self._compressor.world_size)
@@ -148,7 +149,7 @@ def squares(tensors: Sequence[Tensor]) -> list[float]:
     if not flat:
         return []
     dtype = torch.float64 if flat[0].dtype is torch.float64 else torch.float32
-    norms = torch.stack(torch._foreach_norm(flat, dtype=dtype)).double().square()
+    norms = torch.stack(foreach.norm(flat, dtype=dtype)).double().square()
     counts = [len(of_one) for of_one in parts]
     return [float(of_one.sum()) for of_one in torch.split(norms, counts)]
 

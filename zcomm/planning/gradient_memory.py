@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed
 from torch import Tensor
 
 from zcomm.base import arguments
+from zcomm.torch_private.ddp import FIRST_BUCKET_BYTES, assign_buckets
 
-_c10d: Any = torch.distributed  # what DDP itself calls is not exported
 _BUCKET_CAP_MB = 25  # DDP's default
 
 Named = dict[str, Tensor]
@@ -33,7 +32,7 @@ class LocalGradients:
 def _bucket_limits(bucket_cap_mb: Any) -> list[int]:
     """Of DDP's first bucket, and of the others."""
     if bucket_cap_mb is None:
-        return [_c10d._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_CAP_MB * 2**20]
+        return [FIRST_BUCKET_BYTES, _BUCKET_CAP_MB * 2**20]
     if isinstance(bucket_cap_mb, bool) or not isinstance(bucket_cap_mb, (int, float)):
         got = arguments.describe(bucket_cap_mb)
         raise TypeError(f"bucket_cap_mb: expected a number, got {got}")
@@ -47,7 +46,7 @@ def _largest_bucket(trained: Named, limits: list[int]) -> Named:
     names = list(trained)[::-1]
     if not names:
         return {}
-    buckets, _ = _c10d._compute_bucket_assignment_by_size([trained[n] for n in names], limits)
+    buckets, _ = assign_buckets([trained[n] for n in names], limits)
     named = [{names[i]: trained[names[i]] for i in bucket} for bucket in buckets]
     return max(named, key=nbytes_of)
 

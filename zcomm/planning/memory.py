@@ -22,6 +22,7 @@ from zcomm.planning.optimizer_memory import optimizer_class, optimizer_memory
 from zcomm.sharding.chunks import Item, piece_limit
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Settings
+from zcomm.torch_private.ddp import uncompiled, uncompiled_name
 from zcomm.zero.elementwise import try_on_parts
 from zcomm.zero.parameter_gather import needs_master
 from zcomm.zero.shards import GradientShards, Shard
@@ -241,10 +242,10 @@ def _parameters(model: Any, dtype: torch.dtype | str | None) -> tuple[Named, Nam
     """All parameters, and those that are trained, without their memory."""
     dtype = None if dtype is None else arguments.dtype_of(dtype, "dtype")
     if isinstance(model, nn.Module):
-        module = getattr(model, "_orig_mod", model)
+        module = uncompiled(model)
         if isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module
-        named = {name.replace("_orig_mod.", ""): p for name, p in module.named_parameters()}
+        named = {uncompiled_name(name): p for name, p in module.named_parameters()}
         every = {name: _without_memory(p, dtype) for name, p in named.items()}
         return every, {name: p for name, p in every.items() if named[name].requires_grad}
     every = _of_count(model, dtype or torch.float32)

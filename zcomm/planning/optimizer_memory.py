@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from zcomm.base import arguments
+from zcomm.torch_private.tensors import DispatchMode, storage_key, tree_leaves
 
 _SIDE = 48  # the small tensors are square: some optimizers want matrices
 _NUMEL = _SIDE * _SIDE
@@ -125,24 +124,26 @@ class _Trial:
         return elements, whole
 
 
-class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _MemoryCounter(DispatchMode):  # type: ignore[misc]
     """Counts the memory of all tensors that are made inside of it, as long as they live."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now = self.most = 0
         self._alive: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {t.untyped_storage()._cdata for t in tree_leaves(args) if isinstance(t, Tensor)}
+        known = {
+            storage_key(t.untyped_storage()) for t in tree_leaves(args) if isinstance(t, Tensor)
+        }
         made = func(*args, **(kwargs or {}))
         for t in tree_leaves(made):
-            if isinstance(t, Tensor) and t.untyped_storage()._cdata not in known:
+            if isinstance(t, Tensor) and storage_key(t.untyped_storage()) not in known:
                 self._add(t.untyped_storage())
         return made
 
     def _add(self, storage: Any) -> None:
-        key, nbytes = storage._cdata, storage.nbytes()
+        key, nbytes = storage_key(storage), storage.nbytes()
         if key in self._alive:
             return
 

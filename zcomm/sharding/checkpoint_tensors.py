@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zcomm.torch_private.tensors import no_torch_function, without_memory
+
 _MANY_ROWS = 1 << 31
 
 
@@ -27,7 +29,7 @@ class StateShard(Tensor):
         made.start, made.whole = start, whole
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     def new_empty(self, *_: object, **__: object) -> Any:
         raise _refused_copy()
@@ -107,7 +109,7 @@ class ResidualRow(Tensor):
     def length(self) -> int:
         return int(self.storage_.whole_numel)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     def size(self, dim: int | None = None) -> Any:
         return _AnyRows(self.length)
@@ -191,11 +193,11 @@ class _RowSum(Tensor):
     @staticmethod
     def __new__(cls, total: _Total, rows: int) -> _RowSum:
         size = (rows, total.values.numel())
-        made: _RowSum = Tensor._make_wrapper_subclass(cls, size, dtype=total.values.dtype)
+        made: _RowSum = without_memory(cls, size, dtype=total.values.dtype)
         made.total = total
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

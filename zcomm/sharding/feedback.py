@@ -22,6 +22,7 @@ from zcomm.codecs.layout import Layout, Residuals
 from zcomm.sharding.chunks import Chunk, Item, Piece
 from zcomm.sharding.hop_storage import HopStorage
 from zcomm.sharding.hosts import Hosts
+from zcomm.torch_private import foreach
 
 HOPS = ("sent", "owned")
 # How an item is fed back: not at all, in full, or with a decay.
@@ -41,8 +42,8 @@ class Hop:
         """What remains to be done after the encoding: the average of a residual with a decay."""
         for old, left, new, decay in self._decayed:
             if new is not old:
-                torch._foreach_copy_(new, old)
-            torch._foreach_lerp_(new, left, 1 - decay)
+                foreach.copy_(new, old)
+            foreach.lerp_(new, left, 1 - decay)
 
 
 class _Decayed(NamedTuple):

@@ -26,14 +26,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from zcomm.base import arguments
 from zcomm.sharding.hosts import Hosts
+from zcomm.torch_private import c10d
 
 # How long a failing rank waits for the others to say that they are alive, at most.
 _GRACE_S = 2.5
 _POLL_S = 0.05
 _GAVE_UP = "gave up in"
 _CPU = torch.device("cpu")
-
-PrefixStore = dist.distributed_c10d.PrefixStore
 
 
 class Work(Protocol):
@@ -57,7 +56,7 @@ class Channel:
         self, out: Tensor, send: Tensor, out_splits: list[int], send_splits: list[int]
     ) -> Work:
         """Starts it."""
-        work: Work = self._group.alltoall_base(out, send, out_splits, send_splits)
+        work: Work = c10d.all_to_all(self._group)(out, send, out_splits, send_splits)
         return work
 
     def abandon(self) -> None:
@@ -99,7 +98,7 @@ class Transport:
         # The groups' own timeout leaves time to ask who failed before the deadline.
         self.grace_s = min(_GRACE_S, timeout_s / 4)
         self._reported = False
-        self._store = PrefixStore(f"zcomm/{name}", dist.distributed_c10d._get_default_store())
+        self._store = c10d.PrefixStore(f"zcomm/{name}", c10d.default_store())
         self.deadline_s = timeout_s - self.grace_s
         everyone = range(self.world_size)
         # NCCL ends the process when its time is up: after the engine has said why.
@@ -199,14 +198,14 @@ class _Groups:
 
     def gloo(self, ranks: Iterable[int], name: str) -> Any:
         members = sorted(ranks)
-        store = PrefixStore(f"{name}/{members[0]}", self._store)
+        store = c10d.PrefixStore(f"{name}/{members[0]}", self._store)
         rank = members.index(dist.get_rank(self._group))
-        return dist.ProcessGroupGloo(store, rank, len(members), self._gloo_timeout)
+        return c10d.Gloo(store, rank, len(members), self._gloo_timeout)
 
     def _make(self, ranks: Iterable[int], name: str) -> Any:
         """Not gloo: through torch, which must register it."""
-        backend = _backend(self._group, self._device)
-        if isinstance(backend, dist.ProcessGroupGloo):
+        backend = c10d.backend_of(self._group, self._device)
+        if isinstance(backend, c10d.Gloo):
             return self.gloo(ranks, name)
         on_cpu = self._device.type == "cpu"
         everyone = dist.get_process_group_ranks(self._group or dist.group.WORLD)
@@ -218,19 +217,9 @@ class _Groups:
         )
 
 
-def _backend(group: Any, device: torch.device) -> Any:
-    """What of a group sends tensors of a device; None if nothing does."""
-    whole: Any = group or dist.group.WORLD
-    try:
-        return whole._get_backend(device)
-    except RuntimeError:
-        return None
-
-
 def group_timeout_s(group: Any, device: torch.device = _CPU) -> float:
     """The timeout that a group was made with."""
-    timeout = getattr(getattr(_backend(group, device), "options", None), "_timeout", None)
-    return (timeout or dist.default_pg_timeout).total_seconds()
+    return c10d.timeout_of(c10d.backend_of(group, device)).total_seconds()
 
 
 def group_of(given: Any, what: str) -> Any:
@@ -270,8 +259,8 @@ def expect_sendable(t: Tensor, what: str, remedy: str = "") -> None:
 def expect_sender(device: torch.device, group: Any, what: str) -> None:
     """Refuses a group that has no way to send a device's tensors. gloo takes them for some
     collectives, through the host's memory, but not for an all-to-all."""
-    backend = _backend(group, device)
-    if backend is None or (device.type != "cpu" and isinstance(backend, dist.ProcessGroupGloo)):
+    backend = c10d.backend_of(group, device)
+    if backend is None or (device.type != "cpu" and isinstance(backend, c10d.Gloo)):
         raise ValueError(
             f"{what}: expected a group that sends tensors on {device.type}, got backend "
             f"{dist.get_backend(group)!r}; use init_process_group('cpu:gloo,cuda:nccl')"
@@ -297,7 +286,7 @@ def gather_bytes(mine: bytes, group: Any = None) -> list[bytes]:
 
 def _gather(mine: Tensor, group: Any) -> list[Tensor]:
     """Every rank's tensor, of the same size; by way of the device if the group has no other."""
-    sent = mine if _backend(group, _CPU) is not None else mine.cuda()
+    sent = mine if c10d.backend_of(group, _CPU) is not None else mine.cuda()
     everyone = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, sent, group=group)
     return [theirs.cpu() for theirs in everyone]

@@ -12,6 +12,7 @@ from zcomm.ddp.compressor import Compressor
 from zcomm.engine.job import Job
 from zcomm.sharding.chunks import make_chunks
 from zcomm.sharding.settings import PLAIN
+from zcomm.torch_private import foreach
 from zcomm.zero.shards import Shard
 
 
@@ -25,7 +26,7 @@ def agree(compressor: Compressor, mine: float) -> list[float]:
 def global_norm(compressor: Compressor, sums: Sequence[Tensor], norm_type: float) -> float:
     """Of all ranks' shards together; the same on all ranks."""
     mine = [t for t in sums if t.numel()]
-    norms = [float(norm) for norm in torch._foreach_norm(mine, norm_type)] if mine else []
+    norms = [float(norm) for norm in foreach.norm(mine, norm_type)] if mine else []
     if math.isinf(norm_type):
         return _largest(agree(compressor, _largest(norms)))
     # The sum of powers, in fp64 and in rank order.

@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 
 from zcomm.base import arguments
 from zcomm.ddp.compressor import Compressor
-from zcomm.engine.counters import Range
 from zcomm.sharding.settings import Settings
+from zcomm.torch_private import foreach
+from zcomm.torch_private.profiler import Range
 from zcomm.zero import consolidate as zero_consolidate
 from zcomm.zero import state as zero_state
 from zcomm.zero.elementwise import try_on_parts
@@ -281,7 +282,7 @@ class ShardedOptimizer(Optimizer):
             )
         factor = float(max_norm) / (norm + 1e-6)
         if sums and not factor >= 1.0:  # a NaN spreads, as in torch
-            torch._foreach_mul_(sums, factor)
+            foreach.mul_(sums, factor)
         return torch.tensor(norm, device=self.compressor.device)
 
     def _unscale(
@@ -289,7 +290,7 @@ class ShardedOptimizer(Optimizer):
     ) -> None:
         """What GradScaler does to gradients, on shards; all ranks find the same."""
         sums = [g.shard for g in gradients]
-        torch._amp_foreach_non_finite_check_and_unscale_(sums, found_inf, inv_scale)
+        foreach.unscale_(sums, found_inf, inv_scale)
         found_inf.fill_(max(agree(self.compressor, float(found_inf))))
 
     @torch.no_grad()

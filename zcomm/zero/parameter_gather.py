@@ -23,6 +23,7 @@ from zcomm.ddp.compressor import Compressor
 from zcomm.engine.job import Direct, Job
 from zcomm.sharding.chunks import Chunk, Piece, make_chunks
 from zcomm.sharding.settings import EXACT, Settings
+from zcomm.torch_private import foreach
 from zcomm.zero.shards import Shard
 
 
@@ -159,17 +160,17 @@ class _Memory:
         truths, views = self._loaded[index]
         parts = views.split(values)
         if parts:
-            torch._foreach_copy_(parts, truths)
+            foreach.copy_(parts, truths)
         if any(views.coded):
-            torch._foreach_sub_(_where(parts, views.coded), _where(views.flats, views.coded))
+            foreach.sub_(_where(parts, views.coded), _where(views.flats, views.coded))
 
     def store(self, index: int, values: Tensor) -> None:
         views = self._stored[index]
         parts = views.split(values)
         if not all(views.coded):
-            torch._foreach_copy_(_where(views.flats, views.exact), _where(parts, views.exact))
+            foreach.copy_(_where(views.flats, views.exact), _where(parts, views.exact))
         if any(views.coded):
-            torch._foreach_add_(_where(views.flats, views.coded), _where(parts, views.coded))
+            foreach.add_(_where(views.flats, views.coded), _where(parts, views.coded))
 
 
 class _Views:

@@ -21,6 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zcomm.torch_private import foreach
+from zcomm.torch_private.autograd import graph_task_id
+from zcomm.torch_private.tensors import no_torch_function, without_memory
+
 _aten = torch.ops.aten
 # What unscales, if it is still there. Python's collector does not look into p.grad: what could be
 # reached from there would stay for ever.
@@ -40,14 +44,14 @@ class ShardedGradient(Tensor):
 
     @staticmethod
     def __new__(cls, name: str, p: Tensor, shard: Tensor, unscale: Unscale) -> ShardedGradient:
-        made: ShardedGradient = Tensor._make_wrapper_subclass(
+        made: ShardedGradient = without_memory(
             cls, p.size(), strides=p.stride(), dtype=p.dtype, device=p.device
         )
         made.of, made.shard, made.unscale = name, shard, unscale
         made.local, made.zeroed, made.reduced_twice, made.in_backward = None, False, False, False
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -72,7 +76,7 @@ class ShardedGradient(Tensor):
 
     def fill(self, bucket_view: Tensor) -> None:
         """Hands what this rank has to DDP, which asks in backward()."""
-        if torch._C._current_graph_task_id() < 0:
+        if graph_task_id() < 0:
             raise RuntimeError(_refusal([self]))
         if self.local is None:
             bucket_view.zero_()
@@ -115,7 +119,7 @@ def _unscale_all(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tens
     sharded = [g for g in gradients if isinstance(g, ShardedGradient)]
     plain = [g for g in gradients if not isinstance(g, ShardedGradient)]
     if plain:
-        torch._amp_foreach_non_finite_check_and_unscale_(plain, found_inf, inv_scale)
+        foreach.unscale_(plain, found_inf, inv_scale)
     unscale = sharded[0].unscale()
     assert unscale is not None, "GradScaler has the optimizer"
     unscale(sharded, found_inf, inv_scale)
@@ -135,6 +139,6 @@ _KNOWN: dict[Any, Callable[..., Any]] = {
     _aten.add_.Tensor: _add,
     _aten.copy_.default: _copy,
     _aten.zero_.default: _zero,
-    _aten._foreach_zero_.default: _zero_all,
-    _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale_all,
+    foreach.ZERO: _zero_all,
+    foreach.UNSCALE: _unscale_all,
 }

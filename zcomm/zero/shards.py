@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from zcomm.sharding.chunks import Item
+from zcomm.torch_private.tensors import version
 from zcomm.zero.sharded_gradient import ShardedGradient, Unscale
 
 _ALIGNMENT = 16  # elements: a cache line of fp32
@@ -58,14 +59,14 @@ class Shard:
 
     def changed(self) -> bool:
         """Whether others wrote to the parameter, or gave it other memory, since remember()."""
-        return self.parameter._version != self._version or self.moved()
+        return version(self.parameter) != self._version or self.moved()
 
     def moved(self) -> bool:
         return self.parameter.data_ptr() != self._address
 
     def remember(self) -> None:
         """The parameter is now as this shard knows it."""
-        self._version = self.parameter._version
+        self._version = version(self.parameter)
 
     def rebind(self) -> None:
         """Follows the parameter to other memory; the optimizer's tensor stays the same object."""
