@@ -1,4 +1,7 @@
 # `make test` on a fresh machine does everything: environment, wheel, tests against the installed wheel.
+# `make` alone prints every target that has a `##` comment.
+
+.DEFAULT_GOAL := help
 
 PYTHON ?= python3
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
@@ -17,16 +20,38 @@ NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o -type f -print)
 SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -type d -not -name __pycache__ -print)
 CLANG_FORMAT_FILES := $(shell find csrc emulator \( -name "*.cpp" -o -name "*.h" -o -name "*.cu" \) -not -name lm_tables.h)
 
-.PHONY: test test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint format sanitize gpu-sanitize avx512-proof clean
+# What `make lint` and the hooks of .pre-commit-config.yaml run.
+LINTS := lint-python lint-types lint-imports lint-native lint-tables
+
+.PHONY: help test test-fast test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) format sanitize gpu-sanitize avx512-proof clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z][a-z0-9 -]*:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The CUDA kernels' PTX is made into modules for the emulator first: nvcc's where that is, NVRTC's, and what Triton compiles.
-test: $(VENV)/installed
+test: $(VENV)/installed ## build and install the wheel, run all tests against it
 	$(BIN)/python emulator/emulated.py ptx80 nvrtc80:default
 	$(BIN)/python emulator/emulated_triton.py --short ptx90
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
 
+# For the edit loop: the source tree in place of the wheel, at most two ranks, nothing that compiles or emulates GPU
+# kernels, no commands and no packaging. Only a change of a native file compiles anything.
+FAST_TESTS := tests/base tests/codecs tests/contract tests/report \
+    tests/kernels/test_isa.py tests/kernels/test_kernel_choice.py \
+    $(addprefix tests/ddp/test_,ddp_dtypes.py ddp_handle.py ddp_modes.py loss_scale.py settings.py) \
+    $(addprefix tests/zero/test_zero_,arguments.py gradients.py misuse.py modes.py parameters.py) \
+    tests/fsdp/test_fsdp_arguments.py tests/monitor \
+    tests/project/test_architecture.py tests/project/test_guide.py tests/project/test_habits.py
+
+test-fast: build/in-place ## the tests of the edit loop, against the source tree: under two minutes
+	OMP_NUM_THREADS=1 ZCOMM_EMULATED= PYTHONPATH=$(CURDIR) $(BIN)/pytest $(PYTEST_ARGS) $(FAST_TESTS)
+
+build/in-place: setup.py $(NATIVE_FILES) | $(VENV)/tools
+	ZCOMM_CUDA=0 MAX_JOBS=$(JOBS) $(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
+
 # Lightning, Hugging Face's Trainer and Accelerate, in an environment of their own. Nothing is downloaded after that.
-test-integrations: $(FRAMEWORKS)/installed
+test-integrations: $(FRAMEWORKS)/installed ## train with Lightning, transformers and Accelerate
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/integrations
 
 # All that can be known about the kernels for GPUs without one, in two parts, whose last outputs are checked in. See docs/gpu.md.
@@ -38,7 +63,7 @@ OLDEST_TRITON := $(VENV)/triton-3.6.0
 comma := ,
 space := $(subst ,, )
 
-gpu-proof: cuda-proof triton-proof
+gpu-proof: cuda-proof triton-proof ## check the GPU kernels on the emulator (45 minutes)
 
 cuda-proof triton-proof: %-proof: $(VENV)/installed
 	mkdir -p build && $(MAKE) --no-print-directory $*-proof-steps > build/$*_proof.txt 2>&1; \
@@ -72,16 +97,16 @@ triton-proof-steps:
 $(OLDEST_TRITON): | $(VENV)/tools
 	$(PIP) install --no-deps --target $@ triton==$(notdir $(subst triton-,,$@))
 
-gpu-report: $(VENV)/installed
+gpu-report: $(VENV)/installed ## machine code of the GPU kernels, bytes moved, predicted speed
 	$(BIN)/python tools/gpu_report.py
 	$(BIN)/python tools/gpu_report.py --triton
 
-demo: $(VENV)/installed
+demo: $(VENV)/installed ## train a small GPT four ways and write a report
 	$(BIN)/zcomm demo $(DEMO_ARGS)
 
-wheel: dist/built
+wheel: dist/built ## build the wheel in dist/
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed ## benchmarks on this machine, checked against their bars
 	$(BIN)/python benchmarks/codec_quality.py
 	$(BIN)/python benchmarks/codec_speed.py --check --json build/codec_speed.json
 	$(BIN)/python benchmarks/collectives.py --check --json build/collectives.json
@@ -91,33 +116,45 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/fsdp.py --check --json build/fsdp.json
 	$(BIN)/python benchmarks/monitor_cost.py --check
 
-bench-hosts: $(VENV)/installed
+bench-hosts: $(VENV)/installed ## benchmarks over shaped links between network namespaces (root)
 	$(BIN)/python benchmarks/collectives.py --hosts 2 4 --rate 1gbit --check --json build/collectives_hosts.json
 	$(BIN)/python benchmarks/training_step.py --hosts 2 --rate 1gbit --check --json build/training_step_hosts.json
 	$(BIN)/python benchmarks/zero.py --hosts 2 --rate 1gbit --check --json build/zero_hosts.json
 	$(BIN)/python benchmarks/fsdp.py --hosts 2 --rate 1gbit --check --json build/fsdp_hosts.json
 	$(BIN)/python benchmarks/cost_model.py --check --json build/cost_model.json
 
-bench-convergence: $(VENV)/installed
+bench-convergence: $(VENV)/installed ## train every codec to the end (half an hour)
 	$(BIN)/python benchmarks/convergence.py --resume --check --json benchmarks/results/convergence.json \
 	    --svg benchmarks/results/convergence.svg
 	$(BIN)/python benchmarks/fsdp.py --convergence --check --json benchmarks/results/fsdp_convergence.json
 
-lint: $(VENV)/tools
+lint: $(LINTS) ## formatting, types, imports, generated tables
+
+$(LINTS): $(VENV)/tools
+
+lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types:
 	$(BIN)/mypy
+
+lint-imports:
 	$(BIN)/lint-imports
+
+lint-native:
 	$(BIN)/clang-format --dry-run -Werror $(CLANG_FORMAT_FILES)
+
+lint-tables:
 	$(BIN)/python tools/make_tables.py --check
 
-format: $(VENV)/tools
+format: $(VENV)/tools ## rewrite the files as ruff and clang-format want them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CLANG_FORMAT_FILES)
 
-clean:
-	rm -rf build dist $(VENV) $(FRAMEWORKS) *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean: ## remove everything that make has made
+	rm -rf build dist $(VENV) $(FRAMEWORKS) *.egg-info zcomm/*.so .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find zcomm tests emulator benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/tools: requirements-dev.txt
@@ -157,7 +194,7 @@ NATIVE_TEST_FLAGS := -std=c++17 -ffp-contract=off -Wall -Wextra -Wno-maybe-unini
 SANITIZE_FLAGS := $(NATIVE_TEST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZED := $(patsubst csrc/%.cpp,build/sanitize/%.o,$(wildcard csrc/cpu/*.cpp))
 
-sanitize:
+sanitize: ## native tests and wire fuzzing under sanitizers
 	$(MAKE) --no-print-directory -j$(JOBS) build/sanitize/native_test build/sanitize/fuzz
 	build/sanitize/native_test
 	build/sanitize/fuzz $(FUZZ_CASES)
@@ -176,7 +213,7 @@ GPU_SANITIZE_FLAGS := $(SANITIZE_FLAGS) -Iemulator -fno-strict-aliasing -DZC_EMU
 GPU_SOURCES := $(wildcard csrc/cuda/*.cu emulator/simt/*.cpp) csrc/cuda/plan.cpp csrc/cuda/launch.cpp
 GPU_SANITIZED := $(patsubst %,build/gpu-sanitize/%.o,$(basename $(GPU_SOURCES:csrc/%=%)))
 
-gpu-sanitize:
+gpu-sanitize: ## CUDA source on the emulator under sanitizers
 	$(MAKE) --no-print-directory -j$(JOBS) build/gpu-sanitize/cuda_test
 	build/gpu-sanitize/cuda_test $(GPU_CASES)
 
@@ -202,7 +239,7 @@ build/gpu-sanitize/%.o: csrc/%.cu
 EMULATE_FLAGS := $(NATIVE_TEST_FLAGS) -O2 -Wno-psabi -DZCOMM_EMULATED_AVX512
 EMULATED := $(patsubst csrc/%.cpp,build/emulate/%.o,$(wildcard csrc/cpu/*.cpp))
 
-avx512-proof:
+avx512-proof: ## AVX-512 kernels with emulated intrinsics against scalar ones
 	$(MAKE) --no-print-directory -j$(JOBS) build/emulate/native_test build/emulate/fuzz
 	build/emulate/native_test
 	build/emulate/fuzz $(FUZZ_CASES)
