@@ -12,8 +12,8 @@ import torch
 
 import zcomm
 from gradients import DISTRIBUTIONS, NUMEL, SEED, draw, student_t3
+from zcomm.codecs import SPECS
 
-CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
 STEPS = 200
 STEP_NUMEL = 1 << 16
 
@@ -66,7 +66,7 @@ def main() -> None:
                 f"{bits_per_element(c):.3f}",
                 *(f"{codec_error(c, x):.2g}" for x in data.values()),
             ]
-            for c in CODECS
+            for c in SPECS
         ],
     )
     print(f"\nThe sum of {STEPS} gradients\n")
@@ -74,7 +74,7 @@ def main() -> None:
         ["codec", "without feedback", "with feedback"],
         [
             [f"`{c}`", *(f"{accumulated_error(c, feedback=f):.1e}" for f in (False, True))]
-            for c in CODECS
+            for c in SPECS
         ],
     )
 

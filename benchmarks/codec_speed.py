@@ -31,6 +31,7 @@ from torch import Tensor
 import measuring
 import zcomm
 from zcomm.cli.bench.collective_rows import median_ratio
+from zcomm.codecs import SPECS
 from zcomm.launch import machine
 
 # The floors that --check holds: rows (a regular expression for the whole name) and the least value.
@@ -48,7 +49,6 @@ BARS = (
     (r".* encode\+residual, bf16 gradient / fp32", 1.0),
     (r".*, 2 threads", 0.8),
 )
-CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
 WIRES = 4
 BLOCK = 128
 REFERENCE_PART = 16
@@ -264,7 +264,7 @@ def main() -> int:
     print(f"{'':48} {'ms':>8} {'ratio':>7}")
     memcpy = Memcpy(args.numel)
     results: list[Result] = []
-    for name in CODECS:
+    for name in SPECS:
         rows = [row for row in codec_rows(name) if re.search(args.only, row.name)]
         for r in run_codec(name, rows, memcpy, args.numel, args.rounds) if rows else []:
             print_result(r)

@@ -24,8 +24,9 @@ from typing import NamedTuple
 
 import measuring
 from measuring import LOOPBACK, Checked
-from zcomm.cli.bench.collective_rows import ERRORS, median_ratio, rows_of
+from zcomm.cli.bench.collective_rows import median_ratio, rows_of
 from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.codecs import KNOWN
 from zcomm.launch import hosts, launchers
 from zcomm.launch.launchers import Launcher
 from zcomm.planning.cost import KINDS, OWN
@@ -164,7 +165,7 @@ def parse() -> argparse.Namespace:
     measuring.add_options(parser, rounds=7)
     args = parser.parse_args()
     measuring.check_link(parser, args)
-    known = [codec for codec in ERRORS if codec != OWN]
+    known = list(KNOWN)
     if args.ranks_per_host > 1:
         args.codecs += [ONE_HOP] * (ONE_HOP not in args.codecs) + list(TWO_HOPS)
     specs = [one for codec in args.codecs for one in codec.split("/")]

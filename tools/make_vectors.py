@@ -10,13 +10,13 @@ import json
 import sys
 from pathlib import Path
 
+from zcomm import codecs
 from zcomm.conformance.vectors import made, values, words
 
 PATH = Path(__file__).resolve().parent.parent / "zcomm" / "conformance" / "vectors" / "vectors.json"
 SIZES = (5, 131)
 PRESCALE = "3eaaaaab"  # the fp32 number nearest to 1/3
-SPECS = ["none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign"]
-SPECS += ["topk:0.01", "topk:0.3", "int4:block=32", "lm3:block=64"]
+SPECS = (*codecs.SPECS, "topk:0.3", "int4:block=32", "lm3:block=64")
 
 
 def numbers(n: int, state: int) -> str:

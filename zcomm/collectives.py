@@ -25,7 +25,7 @@ from zcomm.engine.job import Job
 from zcomm.engine.job_thread import JobThread
 from zcomm.engine.streams import Streams, streams_of
 from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
-from zcomm.sharding.feedback import NEEDS_FEEDBACK, Feedback
+from zcomm.sharding.feedback import Feedback
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.hosts import Hosts
 from zcomm.sharding.owners import even_bounds, owner_bounds
@@ -158,7 +158,7 @@ class _Call:
                 f"{name}: expected feedback as a zcomm.Feedback() or None, got "
                 f"{arguments.describe(feedback)}"
             )
-        if feedback is None and self.codec.name in NEEDS_FEEDBACK and self.world_size > 1:
+        if feedback is None and self.codec.needs_feedback and self.world_size > 1:
             raise ValueError(
                 f"{name}: expected feedback=zcomm.Feedback() with codec {self.codec.spec!r}, got "
                 "None: it leaves out so much that it needs it; make one and keep it for this tensor"

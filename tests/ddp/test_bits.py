@@ -15,11 +15,9 @@ import zcomm
 from ddp_training import WAYS
 from everyones import everyones
 from ranks import World, run_ranks
+from zcomm.codecs import SPECS
 
-CODECS = [
-    *("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.02"),
-    "int4:block=32",
-]
+CODECS = [*SPECS[:-1], "topk:0.02", "int4:block=32"]
 
 
 @pytest.fixture(scope="module")

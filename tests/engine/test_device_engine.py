@@ -18,14 +18,12 @@ import zcomm
 from ddp_training import WAYS, Mixed, Net, Spoiled, assert_bit_equal, batch, seeded
 from ranks import World
 from recorded_streams import device_engines
+from zcomm.codecs import SPECS
 from zcomm.engine.device import DeviceEngine, schedule
 from zcomm.engine.job_thread import SLOTS
 from zero_training import close, parameters, train, wrapped, zero
 
-CODECS = [
-    *("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.02"),
-    "int4:block=32",
-]
+CODECS = [*SPECS[:-1], "topk:0.02", "int4:block=32"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

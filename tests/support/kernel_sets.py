@@ -21,7 +21,7 @@ import emulated_driver
 import emulated_triton
 import interpreted
 import zcomm
-from zcomm import kernels
+from zcomm import codecs, kernels
 from zcomm.kernels.cuda import CudaKernels
 
 _PRESENT = [name for name, reason in zcomm.available_kernels().items() if not reason]
@@ -91,18 +91,4 @@ CONTRACT_SETS = [
 ]
 COMPILED = TRITON or [name for name in (*KERNEL_SETS, *EMULATED) if name != "reference"]
 
-SPECS = [
-    "none",
-    "bf16",
-    "fp16",
-    "int8",
-    "fp8",
-    "int4",
-    "lm4",
-    "lm3",
-    "lm2",
-    "sign",
-    "topk:0.1",
-    "int4:block=32",
-    "lm3:block=1024",
-]
+SPECS = [*codecs.SPECS[:-1], "topk:0.1", "int4:block=32", "lm3:block=1024"]

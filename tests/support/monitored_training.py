@@ -9,8 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from ddp_training import Net, batch, seeded
+from zcomm.codecs import SPECS
 
-CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.02")
+CODECS = (*SPECS[:-1], "topk:0.02")
 WEIGHTS = ("first.weight", "middle.weight", "last.weight")  # of a Net
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from zcomm import Codec, Layout, Residuals, Segment, codec, kernels
 from zcomm.kernels.cuda import CudaKernels
 
-SPECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
 TOPK_INPUT_PASSES, TOPK_ENTRY_PASSES = 5, 2
 LIMIT, TOPK_LIMIT = 1.10, 1.20  # of the minimum
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}

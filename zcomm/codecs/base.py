@@ -39,12 +39,27 @@ class Codec:
             "format": format,
             "name": format.name,
             "spec": format.spec,
-            "id": wire.CODEC_IDS[format.name],
+            "id": format.id,
             "block": format.block,
             "log2_block": max(format.block.bit_length() - 1, 0),
         }
         for field, value in fields.items():
             object.__setattr__(self, field, value)
+
+    @property
+    def error(self) -> float:
+        """The normalized squared error of one encoding of Gaussian values."""
+        return self.format.error
+
+    @property
+    def needs_feedback(self) -> bool:
+        """Whether it leaves out so much that it does not work without feedback."""
+        return self.format.needs_feedback
+
+    @property
+    def default_feedback(self) -> bool | float:
+        """What `feedback=None` stands for: none, full, or a decay."""
+        return self.format.default_feedback
 
     def k(self, n: int) -> int:
         """How many of n elements are sent, for topk; 0 for the others."""

@@ -14,10 +14,13 @@ from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.plain import PlainFormat
+from zcomm.wire.header import CODEC_IDS
 
 
 class Bf16(PlainFormat):
     name = "bf16"
+    id = CODEC_IDS["bf16"]
+    error = 2.8e-6
     itemsize = 2
 
     def pack(self, v: Tensor) -> Tensor:

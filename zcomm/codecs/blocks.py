@@ -11,7 +11,7 @@ the single row of another, so that every function here works on whole tensors.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
-from zcomm.codecs.format import refuse, section, take_section
+from zcomm.codecs.format import Format, refuse, section, take_section
 from zcomm.wire.header import align16
 from zcomm.wire.segments import Encoded
 
@@ -48,12 +48,23 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BlockFormat(ABC):
+class BlockFormat(Format):
     """A codec with blocks; a subclass says how one block is quantised."""
 
     block: int = DEFAULT_BLOCK
-    name: ClassVar[str]
     width: ClassVar[int]
+
+    @classmethod
+    def parse(cls, option: str | None) -> Format:
+        if option is None:
+            return cls()
+        key, _, value = option.partition("=")
+        if key != "block" or value not in map(str, BLOCKS):
+            sizes = ", ".join(map(str, BLOCKS))
+            raise ValueError(
+                f"codec {cls.name}: expected the option block= one of {sizes}, got {option!r}"
+            )
+        return cls(int(value))
 
     @property
     def spec(self) -> str:
@@ -80,9 +91,6 @@ class BlockFormat(ABC):
     def restore(self, z: Tensor, m: int) -> Tensor:
         """The m elements of each block, from the sum of its terms."""
         return z
-
-    def k(self, n: int) -> int:
-        return 0
 
     def body_nbytes(self, n: int) -> int:
         return align16(2 * -(-n // self.block)) + align16(self._codes_nbytes(n))

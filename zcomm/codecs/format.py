@@ -1,8 +1,9 @@
-"""What one codec's file provides: its sizes and its plain-torch reference functions."""
+"""What one codec's file provides: its facts, its sizes and its plain-torch reference functions."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,37 +12,47 @@ from zcomm.wire.header import WireError, align16
 from zcomm.wire.segments import Encoded
 
 
-class Format(Protocol):
-    """The format of one codec. Reference functions take fp32 tensors on any device, n > 0."""
+class Format(ABC):
+    """The format of one codec and all facts about it. Every list of codecs derives from these.
+
+    Reference functions take fp32 tensors on any device, n > 0.
+    """
+
+    name: ClassVar[str]
+    id: ClassVar[int]  # on the wire
+    block: int = 0  # elements that share a scale; 0: a codec without blocks
+    error: ClassVar[float]  # normalized and squared, of one encoding of Gaussian values
+    needs_feedback: ClassVar[bool] = False  # whether it leaves out too much to work without
+    default_feedback: ClassVar[bool | float] = False  # benchmarks/convergence.py: what is best
+    example: ClassVar[str] = ""  # the option of its spec in lists
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, option: str | None) -> Format:
+        """The format of a spec string, from what follows the colon."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
+    @abstractmethod
     def spec(self) -> str:
         """The canonical spec string."""
-        ...
-
-    @property
-    def block(self) -> int:
-        """Elements that share a scale; 0 for a codec without blocks."""
-        ...
 
     def k(self, n: int) -> int:
         """How many elements of n are sent, for a codec that selects; else 0."""
-        ...
+        return 0
 
+    @abstractmethod
     def body_nbytes(self, n: int) -> int: ...
 
+    @abstractmethod
     def encode_body(self, v: Tensor) -> Encoded: ...
 
+    @abstractmethod
     def decode_body(self, body: Tensor, n: int) -> Tensor:
         """The terms that are summed over wires. Refuses a malformed body with a WireError."""
-        ...
 
     def finish_sum(self, terms: Tensor, n: int) -> Tensor:
         """The n decoded elements, from the sum of the terms."""
-        ...
+        return terms
 
 
 def section(values: Tensor) -> Tensor:

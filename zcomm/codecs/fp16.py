@@ -14,6 +14,7 @@ from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.plain import PlainFormat
+from zcomm.wire.header import CODEC_IDS
 
 LARGEST = 65504.0
 _NAN = 0x7E00
@@ -21,6 +22,8 @@ _NAN = 0x7E00
 
 class Fp16(PlainFormat):
     name = "fp16"
+    id = CODEC_IDS["fp16"]
+    error = 4.3e-8
     itemsize = 2
 
     def pack(self, v: Tensor) -> Tensor:

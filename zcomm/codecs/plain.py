@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
-from zcomm.codecs.format import section, take_section
+from zcomm.codecs.format import Format, section, take_section
 from zcomm.wire.header import align16
 from zcomm.wire.segments import Encoded
 
 
 @dataclass(frozen=True)
-class PlainFormat(ABC):
+class PlainFormat(Format):
     """A codec that sends every element as a number of its own."""
 
-    name: ClassVar[str]
     itemsize: ClassVar[int]
-    block: ClassVar[int] = 0
+
+    @classmethod
+    def parse(cls, option: str | None) -> Format:
+        if option is not None:
+            raise ValueError(f"codec {cls.name}: expected no option, got {option!r}")
+        return cls()
 
     @property
     def spec(self) -> str:
@@ -34,9 +38,6 @@ class PlainFormat(ABC):
     def unpack(self, raw: Tensor) -> Tensor:
         """The fp32 values of the wire's bytes."""
 
-    def k(self, n: int) -> int:
-        return 0
-
     def body_nbytes(self, n: int) -> int:
         return align16(n * self.itemsize)
 
@@ -46,6 +47,3 @@ class PlainFormat(ABC):
 
     def decode_body(self, body: Tensor, n: int) -> Tensor:
         return self.unpack(take_section(body, 0, n * self.itemsize))
-
-    def finish_sum(self, terms: Tensor, n: int) -> Tensor:
-        return terms

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
+from zcomm.wire.header import CODEC_IDS
 
 # bits(2^100): from here on the sum of a block could overflow.
 _LARGE = 227 << 23
@@ -25,6 +26,10 @@ _LARGE = 227 << 23
 
 class Sign(BlockFormat):
     name = "sign"
+    id = CODEC_IDS["sign"]
+    error = 0.36
+    needs_feedback = True
+    default_feedback = 0.8
     width = 1
 
     def quantise(self, v: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,9 @@ Among equal magnitudes the lower index is sent. If any v is not finite, all coun
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import ClassVar
 
@@ -23,10 +25,12 @@ import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
-from zcomm.codecs.format import refuse, section, take_section
-from zcomm.wire.header import WireError, align16
+from zcomm.codecs.format import Format, refuse, section, take_section
+from zcomm.wire.header import CODEC_IDS, WireError, align16
 from zcomm.wire.segments import Encoded
 
+# Exponents are short so that a spec cannot ask for a number of a million digits.
+_DECIMAL = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
 RANGE = 65536
 _FLAGGED = 0xFFFFFFFF
 _NEGATIVE_ZERO = 0x8000
@@ -37,12 +41,28 @@ def _range_count(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Format):
     """`ratio` is the canonical decimal number, kept as text so that it is exact."""
 
     ratio: str
     name: ClassVar[str] = "topk"
-    block: ClassVar[int] = 0
+    id: ClassVar[int] = CODEC_IDS["topk"]
+    error: ClassVar[float] = 0.92
+    needs_feedback: ClassVar[bool] = True
+    default_feedback: ClassVar[bool | float] = 0.8
+    example: ClassVar[str] = ":0.01"
+
+    @classmethod
+    def parse(cls, option: str | None) -> Format:
+        matched = _DECIMAL.fullmatch(option or "")
+        if not matched or not 0 < Decimal(matched[0]) <= 1:
+            got = repr(option) if option else "no ratio"
+            raise ValueError(
+                f"codec topk: expected topk:R with a decimal number 0 < R <= 1, such as topk:0.01, "
+                f"got {got}"
+            )
+        text = f"{Decimal(matched[0]):f}"
+        return cls(text.rstrip("0").rstrip(".") if "." in text else text)
 
     @property
     def spec(self) -> str:
@@ -83,9 +103,6 @@ class TopK:
         refuse(values == _NEGATIVE_ZERO, "expected no value -0, got", values)
         terms = torch.zeros(n, dtype=torch.float32, device=body.device)
         terms[index] = ar.bf16_value(values)
-        return terms
-
-    def finish_sum(self, terms: Tensor, n: int) -> Tensor:
         return terms
 
     def _flagged_body(self, v: Tensor) -> Tensor:

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from zcomm import codecs
 from zcomm.codecs import Codec, codec
 from zcomm.codecs.layout import Layout, Residuals, Segment
 
-NAMES = ["none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01"]
+NAMES = list(codecs.SPECS)
 SPECS = [
     *NAMES,
     "int8:block=256",

@@ -19,7 +19,6 @@ from zcomm.engine.stats import Stats
 from zcomm.fsdp import state as fsdp_state
 from zcomm.fsdp.compressor import FsdpCompressor
 from zcomm.fsdp.modules import ShardedModule, sharded_modules, torch_all_gather
-from zcomm.sharding.feedback import NEEDS_FEEDBACK
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Settings
 from zcomm.torch_private.fsdp import AllGather, ReduceScatter
@@ -170,7 +169,7 @@ def _settings(
 def _param_settings(codec: Codecs, min_numel: int) -> Settings:
     made = Settings(codec, min_numel=min_numel)
     for used in made.codecs():
-        if used.name in NEEDS_FEEDBACK:
+        if used.needs_feedback:
             raise ValueError(
                 f"param_codec: expected a codec that sends all of a weight, such as 'int8', got "
                 f"{used.spec!r}, which leaves most to later steps: there are none for weights"

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zcomm import codecs
-from zcomm.sharding.feedback import NEEDS_FEEDBACK
 
 # A chunk of the engine, and enough of them that none is in a cache when it is read.
 CHUNK_NUMEL = 1 << 20
@@ -44,8 +43,7 @@ def cost_of(spec: str, source: Tensor, target: Tensor) -> CodecCost:
     codec = codecs.codec(spec)
     n = CHUNK_NUMEL
     xs, outs = torch.split(source, n), torch.split(target, n)
-    needed = codec.name in NEEDS_FEEDBACK
-    residuals = [codec.new_residual(n) if needed else None for _ in xs]
+    residuals = [codec.new_residual(n) if codec.needs_feedback else None for _ in xs]
     wires = [codec.encode(x, residual) for x, residual in zip(xs, residuals)]
 
     def encode(i: int) -> object:

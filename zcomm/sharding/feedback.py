@@ -27,8 +27,6 @@ from zcomm.torch_private import foreach
 HOPS = ("sent", "owned")
 # How an item is fed back: not at all, in full, or with a decay.
 Mode = bool | float
-# Codecs that leave so much out that they do not work without feedback.
-NEEDS_FEEDBACK = ("sign", "topk")
 
 
 class Hop:

@@ -34,7 +34,7 @@ class Hierarchy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "local", codec(self.local).spec)
-        if codec(self.local).name in ("sign", "topk"):
+        if codec(self.local).needs_feedback:
             raise ValueError(
                 f"Hierarchy: expected a local codec that works without feedback, got "
                 f"{self.local!r}; use 'none', 'bf16' or 'int8' inside of a host"

@@ -11,24 +11,10 @@ import torch
 from zcomm.base import arguments
 from zcomm.codecs import Codec, codec
 from zcomm.sharding.chunks import ChunkSize, TwoHops, best_chunk_size
-from zcomm.sharding.feedback import NEEDS_FEEDBACK, Mode, checked_decay
+from zcomm.sharding.feedback import Mode, checked_decay
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.hosts import Hosts
 
-# What is best for each codec: benchmarks/convergence.py.
-DEFAULT_FEEDBACK: dict[str, Mode] = {
-    "none": False,
-    "bf16": False,
-    "fp16": False,
-    "int8": False,
-    "fp8": False,
-    "int4": False,
-    "lm4": False,
-    "lm3": False,
-    "lm2": False,
-    "sign": 0.8,
-    "topk": 0.8,
-}
 PLAIN = codec("none")
 # Codecs that carry a dtype exactly.
 EXACT = {
@@ -133,8 +119,8 @@ class Settings:
         if used.name == "none":
             return False
         if self.feedback is None:
-            return DEFAULT_FEEDBACK[used.name]
-        if self.feedback is False and used.name in NEEDS_FEEDBACK:
+            return used.default_feedback
+        if self.feedback is False and used.needs_feedback:
             raise ValueError(
                 f"feedback: expected True or a decay with codec {used.spec!r}, got False: it "
                 "leaves out so much that it needs feedback"

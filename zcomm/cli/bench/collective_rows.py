@@ -17,22 +17,7 @@ from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_o
 from zcomm.sharding.hosts import hosts_of
 from zcomm.sharding.owners import even_bounds, owner_bounds
 
-# The normalized squared error of one encoding of Gaussian values, from benchmarks/README.md. What
-# does not lose a bit by itself still rounds its sums.
-ERRORS = {
-    OWN: 1e-12,
-    "none": 1e-12,
-    "bf16": 2.8e-6,
-    "fp16": 4.3e-8,
-    "int8": 4.2e-5,
-    "fp8": 6.6e-4,
-    "int4": 0.014,
-    "lm4": 0.0092,
-    "lm3": 0.034,
-    "lm2": 0.12,
-    "sign": 0.36,
-    "topk": 0.92,
-}
+OWN_ERROR = 1e-12  # the backend's own collectives round their sums
 ERRORS_BLOCK = 128
 ROOM = 1.2
 # Small tensors scatter around the expected error: a tensor of 4096 elements may have this share of
@@ -146,12 +131,12 @@ def error_bound(key: Key, nbytes: int) -> float:
 
 
 def encoding_error(spec: str) -> float:
-    error = ERRORS[spec.split(":")[0]]
     if spec == OWN:
-        return error
+        return OWN_ERROR
+    codec = zcomm.codec(spec)
     # The largest of more values is larger, and with it the steps of a block's scale.
-    growth: float = max(1.0, zcomm.codec(spec).block / ERRORS_BLOCK) ** 0.2
-    return error * growth
+    growth: float = max(1.0, codec.block / ERRORS_BLOCK) ** 0.2
+    return codec.error * growth
 
 
 def is_wrong(key: Key, nbytes: int, of_ranks: Sequence[Timing]) -> bool:

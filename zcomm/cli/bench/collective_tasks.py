@@ -19,7 +19,6 @@ from torch import Tensor
 
 import zcomm
 from zcomm.planning.cost import OWN
-from zcomm.sharding.feedback import NEEDS_FEEDBACK
 
 _PART = 1 << 20
 
@@ -106,7 +105,7 @@ class BenchTensors:
             return partial(own_collective(key.kind), group=self.group), lambda: None
         codec = zcomm.Hierarchy(key.local, key.across) if key.local else key.codec
         run = partial(getattr(zcomm, key.kind), codec=codec, group=self.group)
-        if zcomm.codec(key.across).name not in NEEDS_FEEDBACK:
+        if not zcomm.codec(key.across).needs_feedback:
             return run, lambda: None
         feedback = zcomm.Feedback()
         return partial(run, feedback=feedback), partial(feedback.rescale, 0.0)

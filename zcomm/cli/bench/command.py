@@ -33,7 +33,6 @@ from zcomm.launch.launchers import Launcher
 from zcomm.planning.cost import KINDS, OWN
 from zcomm.report.units import parse_rate, parse_size
 from zcomm.report.usage import UsageError, expect_writable
-from zcomm.sharding.feedback import NEEDS_FEEDBACK
 
 HELP = "measure collectives: time, bandwidth, error, with and without codecs"
 CODECS = ("none", "int8", "lm4")
@@ -146,7 +145,7 @@ def checked(args: argparse.Namespace) -> BenchArguments:
     )
     # Residuals of codecs that need them: what is sent, and what is owned.
     across = [zcomm.codec(Key("", spec).across) for spec in wanted.codecs]
-    fed_back = sum(codec.name in NEEDS_FEEDBACK for codec in across)
+    fed_back = sum(codec.needs_feedback for codec in across)
     tensors = TENSORS + fed_back * (1 + 1 / world_size)
     largest = max(fit.SIZES) if args.fit else wanted.sizes[-1]
     option = "--fit" if args.fit else f"--max {args.max}"

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import zcomm
 from zcomm.cli.bench.collective_rows import Row, rows_of
 from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.codecs import SPECS
 from zcomm.launch import machine
 from zcomm.launch.launchers import LOOPBACK, Launcher
 from zcomm.planning import cost
@@ -33,8 +34,6 @@ from zcomm.report.units import parse_rate, show_bytes, show_rate, show_seconds
 # Enough to tell latency from bandwidth, and bandwidth from the codec.
 SIZES = (64 << 10, 8 << 20, 32 << 20, 64 << 20)
 CODECS = ("none", "int8", "lm4")
-# Codecs whose cost the profile has.
-TIMED = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
 REPEATED = 5
 MESSAGES = 100
 MESSAGE_NBYTES, IN_FLIGHT = 1 << 20, 16
@@ -61,7 +60,7 @@ def fitted(
     launcher: Launcher, rounds: int, codecs: Sequence[str] = CODECS
 ) -> tuple[Profile, list[Row]]:
     """A profile of these ranks, and the rows that it was fitted to."""
-    costs = slowest_costs(launcher.run(measure_costs, list(TIMED)))
+    costs = slowest_costs(launcher.run(measure_costs, list(SPECS)))
     message_s = max(launcher.run(measure_message))
     bytes_per_s = min(launcher.run(measure_bandwidth))
     rows: list[Row] = []

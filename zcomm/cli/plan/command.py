@@ -20,6 +20,7 @@ import zcomm
 from zcomm.base import arguments
 from zcomm.cli.bench.command import checked_codecs
 from zcomm.cli.plan.rows import PlanRow, recommended, rows_for
+from zcomm.codecs import SPECS
 from zcomm.planning import cost, default_profile
 from zcomm.planning.cost import OWN, Cluster, Profile
 from zcomm.planning.step_cost import Workload
@@ -34,7 +35,6 @@ from zcomm.report.units import (
 from zcomm.report.usage import UsageError, expect_writable, wrapped
 
 HELP = "estimate memory per rank and time per step for every codec, with DDP and ZeRO"
-CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
 DTYPES = ("fp32", "bf16", "fp16")
 STEP_S = 1.0
 MARK = "*"
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--codecs",
         nargs="+",
-        default=list(CODECS),
+        default=list(SPECS),
         metavar="C",
         help="codecs to compare (default: all)",
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from zcomm.cli.bench.collective_rows import ERRORS
+from zcomm.cli.bench.collective_rows import OWN_ERROR
+from zcomm.codecs import codec
 from zcomm.planning import cost
 from zcomm.planning.cost import OWN, Cluster, Profile
 from zcomm.planning.memory import MemoryPlan
 from zcomm.planning.step_cost import StepTime, Strategy, Workload, step_time
 from zcomm.report.units import show_bytes
-from zcomm.sharding.feedback import NEEDS_FEEDBACK
 
 # Steps within 2% count as equally fast: the model is not more precise than that.
 TIE = 1.02
@@ -44,11 +44,11 @@ class PlanRow(NamedTuple):
 
 
 def error_of(spec: str) -> float:
-    return ERRORS[spec.split(":")[0]]
+    return OWN_ERROR if spec == OWN else codec(spec).error
 
 
 def needs_feedback(spec: str) -> bool:
-    return spec.split(":")[0] in NEEDS_FEEDBACK
+    return spec != OWN and codec(spec).needs_feedback
 
 
 def rows_for(

@@ -60,7 +60,10 @@ TOPK_STATE = 2 + 2 * (TOPK_DIGITS + 1)
 TOPK_WORDS = TOPK_DIGITS * TOPK_BINS + TOPK_STATE
 STRIP_WORDS = 2
 
-_WIDTHS = {1: 32, 2: 16, 3: 16, 4: 8, 5: 8, 6: 4, 7: 4, 8: 3, 9: 2, 10: 1}
+# The codecs that these kernels have, but for topk: the bits of a code.
+PLAIN_WIDTHS = {"none": 32, "bf16": 16, "fp16": 16}
+BLOCK_WIDTHS = {"int8": 8, "fp8": 8, "int4": 4, "lm4": 4, "lm3": 3, "lm2": 2, "sign": 1}
+_WIDTHS = {CODEC_IDS[name]: bits for name, bits in (PLAIN_WIDTHS | BLOCK_WIDTHS).items()}
 _LM = range(CODEC_IDS["lm4"], CODEC_IDS["lm2"] + 1)
 _TOPK = CODEC_IDS["topk"]
 _KNOWN = {*_WIDTHS, _TOPK}

@@ -10,7 +10,7 @@ from typing import Any
 
 from zcomm.kernels.triton import blocks, idle, plain, topk, topk_decode, topk_write
 from zcomm.kernels.triton.arguments import ARGUMENT_TYPE, DECODE_ARGUMENTS, ENCODE_ARGUMENTS
-from zcomm.kernels.triton.plan import PLAIN_BLOCK, TOPK_DIGITS
+from zcomm.kernels.triton.plan import BLOCK_WIDTHS, PLAIN_BLOCK, PLAIN_WIDTHS, TOPK_DIGITS
 from zcomm.wire.header import CODEC_IDS
 
 # A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
@@ -22,8 +22,6 @@ _REGISTERS = 65536  # of a multiprocessor
 
 _LOG2_BLOCKS = range(5, 11)
 _LOG2_PLAIN = PLAIN_BLOCK.bit_length() - 1
-_BLOCK_CODECS = {"int8": 8, "fp8": 8, "int4": 4, "lm4": 4, "lm3": 3, "lm2": 2, "sign": 1}
-_PLAIN_CODECS = ("none", "bf16", "fp16")
 _WARPS = {256: 2, 512: 2, 1024: 4}
 _CALLS = ("encode", "decode")
 _CHUNK = 1024  # tiles or entries that topk looks at together
@@ -75,13 +73,13 @@ def variants(
     """All of them, for tiles of this many elements, a power of two from 1024 to 65536, and steps of
     so many, at least a block and at most a tile."""
     found = []
-    for name, width in _BLOCK_CODECS.items():
+    for name, width in BLOCK_WIDTHS.items():
         for log2 in _LOG2_BLOCKS:
             rows = _rows(log2, tile_elements, step_elements)
             constexprs = {"CODEC": CODEC_IDS[name], "WIDTH": width, **rows}
             found += _pair(blocks.encode_blocks, blocks.decode_blocks, name, log2, constexprs)
     rows = _rows(_LOG2_PLAIN, tile_elements, step_elements)
-    for name in _PLAIN_CODECS:
+    for name in PLAIN_WIDTHS:
         constexprs = {"CODEC": CODEC_IDS[name], **rows}
         found += _pair(plain.encode_plain, plain.decode_plain, name, 0, constexprs)
     return (*found, *_topk(tile_elements), _idle(tile_elements))
