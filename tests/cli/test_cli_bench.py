@@ -45,7 +45,7 @@ def test_a_run_prints_tables_and_writes_files(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert "\x1b" not in done.stdout
-    assert "All 24 rows are right, in every round." in done.stdout
+    assert "All 24 rows are correct in every round." in done.stdout
 
     written = json.loads((tmp_path / "b.json").read_text())
     keys = [(row["collective"], row["size_bytes"], row["codec"]) for row in written["rows"]]
@@ -96,7 +96,7 @@ def test_under_torchrun_rank_0_speaks(tmp_path: Path) -> None:
     done = zcomm_command(*arguments, "--json", "b.json", folder=tmp_path, start=TORCHRUN)
     assert done.returncode == 0, done.stderr
     assert sum(line.startswith("64K") for line in done.stdout.splitlines()) == 2
-    assert done.stdout.count("All 2 rows are right") == 1
+    assert done.stdout.count("All 2 rows are correct") == 1
     assert json.loads((tmp_path / "b.json").read_text())["about"]["ranks"] == 2
 
 

@@ -1,6 +1,6 @@
-"""Rows of collectives: samples of all ranks and rounds, put together and checked.
+"""Rows of `zcomm bench`: the timings of all ranks and rounds, combined and checked.
 
-The time of a round is that of the slowest rank; a time is the median of the rounds, a speed-up the
+A round takes as long as its slowest rank. A time is the median of the rounds; a speedup is the
 median of the rounds' own ratios.
 """
 
@@ -20,8 +20,8 @@ from zcomm.sharding.owners import even_bounds, owner_bounds
 OWN_ERROR = 1e-12  # the backend's own collectives round their sums
 ERRORS_BLOCK = 128
 ROOM = 1.2
-# Small tensors scatter around the expected error: a tensor of 4096 elements may have this share of
-# it more, others in inverse proportion to the root of their size.
+# Small tensors scatter around the expected error: 4096 elements may exceed it by this share, other
+# sizes in inverse proportion to the square root of their size.
 SMALL_ROOM, SMALL_NUMEL = 0.3, 4096
 
 
@@ -30,16 +30,16 @@ class Row:
     """One collective of one size with one codec, over all rounds and ranks."""
 
     kind: str
-    codec: str  # OWN: the backend's own
+    codec: str  # OWN for the backend's own collective
     nbytes: int
     ranks: int
-    wire_nbytes: int  # that a rank sends
-    seconds: list[float]  # of the rounds
+    wire_nbytes: int  # bytes that a rank sends
+    seconds: list[float]  # one per round
     cpu_s: float  # median of the rounds, mean of the ranks
-    speedup: float  # against the backend's own
-    sent: list[float]  # at the interface, mean of the ranks
+    speedup: float  # over the backend's own
+    sent: list[float]  # bytes at the interface, mean of the ranks
     error: float
-    wrong: int  # rounds in which a result was too far off, or the ranks disagreed
+    wrong: int  # rounds whose result was too far off, or differed between ranks
 
     @property
     def s(self) -> float:
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def spread(self) -> float:
-        """Half of the range of the rounds, as a part of the median."""
+        """Half the range of the rounds, relative to the median."""
         return (max(self.seconds) - min(self.seconds)) / 2 / self.s
 
     @property
@@ -56,12 +56,12 @@ class Row:
 
     @property
     def busbw(self) -> float:
-        """What a link must carry at least, uncompressed, for this time; see docs/bandwidth.md."""
+        """The least a link carries, uncompressed, for this time; see docs/bandwidth.md."""
         return self.algbw * ENCODINGS[self.kind] * (self.ranks - 1) / self.ranks
 
 
 def rows_of(nbytes: int, by_rank: Sequence[Timings], per_host: int = 1) -> Iterator[Row]:
-    """The rows of one size. For each kind of collective, the backend's own is among the keys."""
+    """The rows of one size. Each kind of collective has the backend's own among its keys."""
     ranks = len(by_rank)
     rounds = {key: list(zip(*(samples[key] for samples in by_rank))) for key in by_rank[0]}
     slowest = {key: [max(one.s for one in turn) for turn in rounds[key]] for key in rounds}
@@ -86,9 +86,9 @@ def median_ratio(over: Iterable[float], under: Iterable[float]) -> float:
 
 
 def wire_nbytes(key: Key, nbytes: int, world_size: int, per_host: int = 1) -> int:
-    """The bytes that rank 0 sends, without what TCP adds: those of the engine's own chunks.
+    """The bytes that rank 0 sends, without TCP's overhead, counted from the engine's chunks.
 
-    The backends' own have rings: each rank passes on all but its own part, in each direction.
+    The backends' own collectives are rings: each rank passes on all parts but one, in each phase.
     """
     kind = key.kind
     shard = shard_numel_of(nbytes, world_size)
@@ -109,14 +109,14 @@ def wire_nbytes(key: Key, nbytes: int, world_size: int, per_host: int = 1) -> in
 
 
 def reduced_nbytes(chunk: Chunk) -> int:
-    """On the way to the owners."""
+    """Bytes to the owners."""
     if chunk.hops is None:
         return chunk.others_nbytes
     return chunk.hops.local.others_nbytes + chunk.hops.across.others_nbytes
 
 
 def gathered_nbytes(chunk: Chunk) -> int:
-    """On the way from them."""
+    """Bytes from the owners."""
     if chunk.hops is None:
         return chunk.rows_nbytes
     return chunk.hops.across.rows_nbytes + chunk.hops.forwarded_nbytes
@@ -134,13 +134,13 @@ def encoding_error(spec: str) -> float:
     if spec == OWN:
         return OWN_ERROR
     codec = zcomm.codec(spec)
-    # The largest of more values is larger, and with it the steps of a block's scale.
+    # The largest of more values is larger, and so are the steps of a block's scale.
     growth: float = max(1.0, codec.block / ERRORS_BLOCK) ** 0.2
     return codec.error * growth
 
 
 def is_wrong(key: Key, nbytes: int, of_ranks: Sequence[Timing]) -> bool:
-    # Written so that NaN is wrong.
+    # NaN must count as wrong.
     too_far = any(not (one.error <= error_bound(key, nbytes)) for one in of_ranks)
     differ = key.kind != "reduce_scatter" and len({one.digest for one in of_ranks}) > 1
     return too_far or differ

@@ -1,9 +1,8 @@
-"""Collectives, timed on every rank: what `zcomm bench` and the benchmarks share.
+"""Times collectives on every rank, for `zcomm bench` and the benchmarks.
 
-All codecs of a collective take turns in every round, each after a barrier, with the backend's own
-collective among them. The size is that of the whole fp32 buffer: what all_reduce reduces,
-reduce_scatter reads and all_gather writes. Every result of every round is compared with the exact
-one, outside the time.
+In every round all codecs of a collective take turns with the backend's own collective, each after a
+barrier. A size is that of the whole fp32 buffer: what all_reduce reduces, reduce_scatter reads and
+all_gather writes. Every result of every round is compared with the exact one, outside the timing.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ _PART = 1 << 20
 
 
 class Key(NamedTuple):
-    """What takes turns; the codec is OWN for the backend's own collective, and local/across for
-    two hops: the codec inside of hosts, and the one between them."""
+    """A collective and its codec: OWN for the backend's own, local/across for two hops."""
 
     kind: str
     codec: str
 
     @property
     def local(self) -> str:
-        """Empty if there is one hop."""
+        """The codec inside a host; empty for one hop."""
         return self.codec.rpartition("/")[0]
 
     @property
@@ -45,18 +43,18 @@ class Timing(NamedTuple):
 
     s: float
     cpu_s: float  # of all threads of the process
-    sent: float  # bytes at the interface, if somebody counts them
+    sent: float  # bytes at the interface, if counted
     error: float
     digest: int
 
 
-# The samples of one rank: one for each round.
+# One rank: a timing for each round.
 Timings = dict[Key, list[Timing]]
 Count = Callable[[], float]
 
 
 class Task(NamedTuple):
-    """A collective to time: `reset` before it, `result` after it, and what that should be."""
+    """A collective to time: call `reset` before it; `result` after it should equal `exact`."""
 
     reset: Callable[[], object]
     run: Callable[[], object]
@@ -65,7 +63,7 @@ class Task(NamedTuple):
 
 
 class BenchTensors:
-    """What all codecs share at one size. Every rank knows every rank's input."""
+    """The tensors that all codecs share at one size. Every rank knows every rank's input."""
 
     def __init__(self, rank: int, world_size: int, nbytes: int, group: Any = None) -> None:
         self.world_size, self.group = world_size, group
@@ -84,7 +82,7 @@ class BenchTensors:
     def task(self, key: Key) -> Task:
         kind, whole, shard = key.kind, self.whole, self.shard
         run, forget = self._collective(key)
-        # The backend has no mean. Its sum is divided outside the time.
+        # The backend sums. Its result is divided outside the timing.
         divisor = self.world_size if key.codec == OWN and kind != "all_gather" else 1
 
         def start_from(reset: Callable[[], object]) -> Callable[[], object]:
@@ -100,7 +98,7 @@ class BenchTensors:
         return Task(start_from(whole.zero_), run, lambda: whole, self.mean)
 
     def _collective(self, key: Key) -> tuple[Callable[..., object], Callable[[], object]]:
-        """The call, and what makes it forget the last one: a round sends what the first one did."""
+        """The call, and a function that clears its residuals, so that all rounds send the same."""
         if key.codec == OWN:
             return partial(own_collective(key.kind), group=self.group), lambda: None
         codec = zcomm.Hierarchy(key.local, key.across) if key.local else key.codec
@@ -112,7 +110,7 @@ class BenchTensors:
 
 
 def own_collective(kind: str) -> Callable[..., object]:
-    """torch's; two of them have had other names."""
+    """torch's collective; two of them have other names in older versions."""
     names = {
         "all_reduce": ("all_reduce",),
         "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
@@ -123,12 +121,12 @@ def own_collective(kind: str) -> Callable[..., object]:
 
 
 def shard_numel_of(nbytes: int, world_size: int) -> int:
-    """The elements of one rank's part: the size is rounded down to as many for every rank."""
+    """Elements of one rank's part; sizes are rounded down to a multiple of the ranks."""
     return max(nbytes // 4 // world_size, 1)
 
 
 def normalized_error(x: Tensor, exact: Tensor) -> float:
-    # In parts: temporaries of the whole size would cost more than the collective.
+    # In parts: temporaries of the full size would cost more than the collective.
     total = size = 0.0
     for a, b in zip(torch.split(x, _PART), torch.split(exact, _PART)):
         total += float((a - b).square().sum(dtype=torch.float64))
@@ -137,12 +135,12 @@ def normalized_error(x: Tensor, exact: Tensor) -> float:
 
 
 def digest(x: Tensor) -> int:
-    """Equal for equal bits. Not the other way round, but nearly."""
+    """A sum of the bits: equal tensors have equal digests, others almost never."""
     return int(x.view(torch.int32).sum(dtype=torch.int64))
 
 
-def sample(task: Task, count: Count, group: Any) -> Timing:
-    """The second barrier: what a rank has sent is at its interface when its peers have it."""
+def timed(task: Task, count: Count, group: Any) -> Timing:
+    """After the second barrier all peers have received, so the interface has counted it all."""
     task.reset()
     sent = count()
     dist.barrier(group)
@@ -161,7 +159,7 @@ def nothing_counted() -> float:
 
 @lru_cache
 def group_of(backend: str) -> Any:
-    """All ranks, over a backend: the default group (None), or one made at its first use."""
+    """All ranks over a backend: the default group (None), or one created at first use."""
     return None if backend == dist.get_backend() else dist.new_group(backend=backend)
 
 
@@ -174,11 +172,11 @@ def measure(
     backend: str,
     count: Count = nothing_counted,
 ) -> Timings:
-    """Runs on every rank. A first round warms up and is not counted."""
+    """Runs on every rank. The first round warms up and is not counted."""
     group = group_of(backend)
     tensors = BenchTensors(rank, world_size, nbytes, group)
     tasks = {key: tensors.task(key) for key in keys}
     turns = [
-        {key: sample(task, count, group) for key, task in tasks.items()} for _ in range(rounds + 1)
+        {key: timed(task, count, group) for key, task in tasks.items()} for _ in range(rounds + 1)
     ]
     return {key: [turn[key] for turn in turns[1:]] for key in keys}

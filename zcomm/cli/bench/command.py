@@ -1,16 +1,16 @@
-"""How fast all_reduce, reduce_scatter and all_gather are, with and without codecs.
+"""Measures all_reduce, reduce_scatter and all_gather, with and without codecs.
 
-Starts its own ranks on this machine: on loopback, or with --hosts each on a
-host of its own behind a slow link, which needs root. Or measures real hosts:
+Starts ranks on this machine: on loopback or, with --hosts, each on an emulated
+host behind a slow link (needs root). Under torchrun it measures real hosts:
 
     zcomm bench --codecs int8 lm4 --max 64M
     zcomm bench --hosts 2 --rate 1gbit
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:PORT \\
              -m zcomm bench --max-size 64M
 
-(torchrun takes --max for an option of its own.) All codecs take turns in every
-round with the backend's own collective, and every result is checked. With --fit
-it measures what `zcomm plan` needs to know of this machine instead.
+(torchrun would take --max for an option of its own.) In every round all codecs
+take turns with the backend's own collective, and every result is checked. With
+--fit it measures what `zcomm plan` needs to know about this machine instead.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from zcomm.planning.cost import KINDS, OWN
 from zcomm.report.units import parse_rate, parse_size
 from zcomm.report.usage import UsageError, expect_writable
 
-HELP = "measure collectives: time, bandwidth, error, with and without codecs"
+HELP = "measure time, bandwidth and error of collectives, with and without codecs"
 CODECS = ("none", "int8", "lm4")
 RATE = "1gbit"
-# Tensors of the whole size: input, result, exact result, and the next rank's input.
+# Tensors of the full size: input, result, exact result, and the next rank's input.
 TENSORS = 4
 ON_CPU = ("gloo", "mpi", "ucc")
 
@@ -59,20 +59,40 @@ class BenchArguments:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     # torchrun's parser takes --max for an abbreviation of its own --max-restarts.
-    add("--min", "--min-size", default="64K", metavar="SIZE", help="smallest tensor, bytes (64K)")
-    add("--max", "--max-size", default="256M", metavar="SIZE", help="largest tensor (256M)")
-    add("--factor", type=int, default=4, help="from size to size (4)")
-    add("--codecs", nargs="+", default=list(CODECS), metavar="C", help="none int8/lm4 topk:0.01 …")
+    add(
+        "--min",
+        "--min-size",
+        default="64K",
+        metavar="SIZE",
+        help="smallest tensor, in bytes (default: 64K)",
+    )
+    add(
+        "--max", "--max-size", default="256M", metavar="SIZE", help="largest tensor (default: 256M)"
+    )
+    add("--factor", type=int, default=4, help="ratio of one size to the next (default: 4)")
+    add(
+        "--codecs",
+        nargs="+",
+        default=list(CODECS),
+        metavar="C",
+        help="such as lm4, topk:0.01, none/lm4 for two hops",
+    )
     add("--collectives", nargs="+", default=list(KINDS), metavar="K", help=" ".join(KINDS))
-    add("--backend", nargs="+", default=["gloo"], metavar="B", help="of the process group (gloo)")
-    add("--ranks", type=int, metavar="N", help="ranks to start on this machine (2)")
-    add("--hosts", type=int, metavar="N", help="instead: each rank on a host of its own")
-    add("--rate", metavar="RATE", help=f"of the hosts' links, in the words of tc ({RATE})")
-    add("--rounds", type=int, default=5, metavar="R", help="measured rounds (5)")
+    add(
+        "--backend",
+        nargs="+",
+        default=["gloo"],
+        metavar="B",
+        help="of the process group (default: gloo)",
+    )
+    add("--ranks", type=int, metavar="N", help="ranks to start on this machine (default: 2)")
+    add("--hosts", type=int, metavar="N", help="instead, one rank on each of N emulated hosts")
+    add("--rate", metavar="RATE", help=f"of the hosts' links, as tc takes it (default: {RATE})")
+    add("--rounds", type=int, default=5, metavar="R", help="rounds to measure (default: 5)")
     add("--json", type=Path, metavar="FILE", help="write all rows as JSON")
     add("--csv", type=Path, metavar="FILE", help="write all rows as CSV")
-    add("--html", type=Path, metavar="FILE", help="write a page with plots")
-    add("--fit", type=Path, metavar="FILE", help="fit the model of `zcomm plan` and write it here")
+    add("--html", type=Path, metavar="FILE", help="write an HTML page with plots")
+    add("--fit", type=Path, metavar="FILE", help="write a profile for `zcomm plan` instead")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +102,9 @@ def run(args: argparse.Namespace) -> int:
         for path in filter(None, outputs):
             expect_writable(path)
         if args.fit and any(outputs[:3]):
-            raise UsageError("expected --fit alone, got --json, --csv or --html with it: run twice")
+            raise UsageError(
+                "expected --fit alone, got --json, --csv or --html as well; run it twice"
+            )
         with launcher_of(wanted) as launcher:
             if args.fit:
                 return fit.run(launcher, wanted.rounds, args.fit)
@@ -105,7 +127,7 @@ def bench(launcher: Launcher, wanted: BenchArguments, args: argparse.Namespace) 
 def measured(
     launcher: Launcher, wanted: BenchArguments, output: bench_output.Output
 ) -> Iterator[Row]:
-    """The rows, as they come: all codecs of one collective and size at once."""
+    """Yields rows as they are ready: all codecs of one collective and size at once."""
     for backend in wanted.backends:
         for kind in wanted.kinds:
             output.section(kind, backend)
@@ -143,7 +165,7 @@ def checked(args: argparse.Namespace) -> BenchArguments:
         rate=checked_rate(args.rate, args.hosts),
         rounds=args.rounds,
     )
-    # Residuals of codecs that need them: what is sent, and what is owned.
+    # Codecs that need feedback keep residuals of what is sent and of what is owned.
     across = [zcomm.codec(Key("", spec).across) for spec in wanted.codecs]
     fed_back = sum(codec.needs_feedback for codec in across)
     tensors = TENSORS + fed_back * (1 + 1 / world_size)
@@ -158,7 +180,7 @@ def checked_sizes(least: str, most: str, factor: int) -> list[int]:
     if first > last:
         raise UsageError(f"expected --min up to --max, got {least} and {most}")
     if first < 4096:
-        raise UsageError(f"expected --min of 4K or more, for errors to mean anything, got {least}")
+        raise UsageError(f"expected --min of 4K or more, got {least}: errors of less mean nothing")
     if factor < 2:
         raise UsageError(f"expected --factor of 2 or more, got {factor}")
     sizes = [first]
@@ -175,7 +197,7 @@ def checked_codecs(specs: list[str]) -> list[str]:
 
 
 def checked_codec(spec: str) -> str:
-    """A codec, or those of two hops: local/across."""
+    """A codec, or local/across for two hops."""
     key = Key("", spec)
     across = zcomm.codec(key.across).spec
     return f"{zcomm.Hierarchy(key.local, across).local}/{across}" if key.local else across

@@ -1,8 +1,8 @@
-"""`zcomm bench --fit`: measures what the cost model needs, and finds its numbers.
+"""`zcomm bench --fit`: measures this machine and fits the cost model to it.
 
-Codecs, messages and the link are timed by themselves. The rest comes from collectives of a few
-sizes and codecs: processor time gives the cost of a byte and of a chunk, time on the clock gives
-latency and overlap.
+Codecs, messages and the link are timed alone. The rest comes from collectives of a few sizes and
+codecs: their CPU time gives the cost of a byte and of a chunk, their wall time gives latency and
+overlap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zcomm.planning.cost import KINDS, OWN, Profile
 from zcomm.report.table import whole
 from zcomm.report.units import parse_rate, show_bytes, show_rate, show_seconds
 
-# Enough to tell latency from bandwidth, and bandwidth from the codec.
+# Enough sizes to separate latency, bandwidth and codec.
 SIZES = (64 << 10, 8 << 20, 32 << 20, 64 << 20)
 CODECS = ("none", "int8", "lm4")
 REPEATED = 5
@@ -40,7 +40,7 @@ MESSAGE_NBYTES, IN_FLIGHT = 1 << 20, 16
 
 
 def run(launcher: Launcher, rounds: int, path: Path) -> int:
-    """Fits and writes a profile, and shows how well it describes what it was fitted to."""
+    """Fits and writes a profile, and shows how well it matches the measurements."""
 
     def say(text: str) -> None:
         if launcher.leads:
@@ -59,7 +59,7 @@ def run(launcher: Launcher, rounds: int, path: Path) -> int:
 def fitted(
     launcher: Launcher, rounds: int, codecs: Sequence[str] = CODECS
 ) -> tuple[Profile, list[Row]]:
-    """A profile of these ranks, and the rows that it was fitted to."""
+    """A profile of these ranks, and the rows it was fitted to."""
     costs = slowest_costs(launcher.run(measure_costs, list(SPECS)))
     message_s = max(launcher.run(measure_message))
     bytes_per_s = min(launcher.run(measure_bandwidth))
@@ -77,7 +77,7 @@ def slowest_costs(by_rank: Iterable[Mapping[str, CodecCost]]) -> dict[str, Codec
 
 
 def measure_message(rank: int, world_size: int) -> float:
-    """Runs on every rank: processor time of one message more, sent and received."""
+    """Runs on every rank: CPU time of one more message, sent and received."""
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
     mine, theirs = torch.zeros(1), torch.zeros(1)
     seconds = []
@@ -96,7 +96,7 @@ def measure_message(rank: int, world_size: int) -> float:
 
 
 def measure_bandwidth(rank: int, world_size: int) -> float:
-    """Runs on every rank: bytes per second, sent in messages like those of the engine."""
+    """Runs on every rank: bytes per second, in messages like the engine's."""
     mine = torch.zeros(MESSAGE_NBYTES * world_size, dtype=torch.uint8)
     theirs = [torch.zeros_like(mine) for _ in range(IN_FLIGHT)]
     rates = []
@@ -119,7 +119,7 @@ def profile_of(
     bytes_per_s: float,
     about: dict[str, Any],
 ) -> Profile:
-    """Finds the numbers, one kind of measurement after the other."""
+    """Fits the parameters, from one kind of measurement after the other."""
     profile = Profile(
         about=about,
         cores=os.cpu_count() or 1,
@@ -167,14 +167,14 @@ def closest(
     predict: Predict,
     measured: Callable[[Row], float],
 ) -> Profile:
-    """The profile with those numbers changed so that predictions are closest, as ratios.
+    """Changes the named parameters so that predictions are closest, as ratios.
 
-    A search by pattern: each number up and down by a factor that shrinks when nothing helps. There
-    are few numbers and few rows, and it cannot leave what makes sense: all numbers stay above 0.
+    A pattern search: it tries each parameter times and divided by a factor, which shrinks when
+    neither helps. There are few parameters and rows, and all parameters stay above 0.
     """
 
     def off(candidate: Profile) -> float:
-        # Not squared: a row that the machine disturbed does not pull the others.
+        # Not squared, so that one disturbed row does not pull the others.
         return sum(abs(math.log(predict(candidate, row) / measured(row))) for row in rows)
 
     best, least, factor = profile, off(profile), 4.0
@@ -198,15 +198,15 @@ def summary(profile: Profile) -> str:
     facts = [
         ("latency", show_seconds(profile.latency_s)),
         ("bandwidth", show_rate(profile.bytes_per_s)),
-        ("not hidden", f"{100 * profile.unhidden:.0f}% of the shorter of line and processor"),
-        ("processor", f"{show_seconds(profile.chunk_s)} a chunk and hop"),
-        ("", f"{show_seconds(profile.message_s)} a message"),
-        ("", f"{1e9 * profile.wire_s:.2f} ns a byte, sent and received"),
+        ("not hidden", f"{100 * profile.unhidden:.0f}% of the shorter of link and CPU time"),
+        ("CPU time", f"{show_seconds(profile.chunk_s)} per chunk and hop"),
+        ("", f"{show_seconds(profile.message_s)} per message"),
+        ("", f"{1e9 * profile.wire_s:.2f} ns per byte, sent and received"),
     ]
     for spec, one in profile.codecs.items():
         sums = f"{1e9 * one.summed_s(2):.2f} decode_sum of 2"
         times = f"{1e9 * one.encode_s:.2f} encode, {1e9 * one.decode_s:.2f} decode, {sums}"
-        facts.append((spec, f"{times} (ns an element)"))
+        facts.append((spec, f"{times} (ns per element)"))
     return "\n".join(f"  {name:<10}  {fact}" for name, fact in facts)
 
 

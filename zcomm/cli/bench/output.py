@@ -1,4 +1,4 @@
-"""What `zcomm bench` shows: a table as the rows come, and files."""
+"""The output of `zcomm bench`: a table that grows row by row, and files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from zcomm.report.usage import wrapped
 HEADINGS = ("size", "codec", "sent", "time", "±", "algbw", "busbw", "speed", "error", "wrong")
 WIDTHS = (5, 9, 7, 7, 3, 5, 5, 6, 7, 5)
 LEGEND = (
-    "sent: bytes that a rank sends. time: median of the rounds, ± half of their range. algbw: size "
-    "/ time, busbw: times what each link must carry of it, in GB/s. speed: against the backend's "
-    "own collective. wrong: rounds with a result that is too far off or not the same on all ranks."
+    "sent: bytes that a rank sends. time: median of the rounds, ± half their range. algbw: size / "
+    "time; busbw: algbw times the share each link must carry; both in GB/s. speed: relative to the "
+    "backend's own collective. wrong: rounds whose result was too far off or not the "
+    "same on all ranks."
 )
 
 
 class Output:
-    """Prints rows as they come and keeps them. Only one process of a command speaks."""
+    """Prints rows as they arrive and keeps them. Only the leading process prints."""
 
     def __init__(self, about: Mapping[str, object], codecs: Sequence[str], leads: bool) -> None:
         self.about, self.leads = about, leads
         self.rows: list[Row] = []
-        self.backends: list[str] = []  # of the rows
+        self.backends: list[str] = []  # one per row
         self.backend = self.kind = ""
         widths = list(WIDTHS)
         widths[1] = max([widths[1], *map(len, codecs)])
@@ -49,14 +50,14 @@ class Output:
         self._say(self.table.row(cells(row, self.backend)))
 
     def finish(self) -> int:
-        """The last words, and the exit code."""
+        """Prints the verdict and returns the exit code."""
         wrong = [(row, name) for row, name in zip(self.rows, self.backends) if row.wrong]
         self._say("")
         for row, name in wrong:
             rounds = f"{row.wrong} of {len(row.seconds)} rounds"
             self._say(f"WRONG: {row.kind} {show_size(row.nbytes)} {row.codec or name}: {rounds}")
         if not wrong:
-            self._say(f"All {len(self.rows)} rows are right, in every round.")
+            self._say(f"All {len(self.rows)} rows are correct in every round.")
         return 1 if wrong else 0
 
     def write(self, as_json: Path | None, as_csv: Path | None, as_html: Path | None) -> None:
@@ -105,7 +106,7 @@ def show_gigabytes(nbytes: float) -> str:
 
 
 def show_size(nbytes: int) -> str:
-    """As sizes are typed: 64K; the nearest, where ranks do not divide it."""
+    """As users type sizes: 64K; the nearest one if the ranks do not divide it."""
     for unit, suffix in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
         if nbytes >= 0.99 * unit:
             return f"{nbytes / unit:.3g}{suffix}"
@@ -143,22 +144,15 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 def section_of(kind: str, backend: str, named: Iterable[tuple[Row, str]]) -> str:
     rows = [row for row, name in named if (row.kind, name) == (kind, backend)]
-    busbw = plot.lines(
-        series(rows, backend, lambda row: row.busbw / 1e9),
-        title="Bus bandwidth",
-        x_label="size of the tensor, MB",
-        y_label="GB/s",
-        log=True,
-    )
-    times = plot.lines(
-        series(rows, backend, lambda row: 1e3 * row.s),
-        title="Time",
-        x_label="size of the tensor, MB",
-        y_label="ms",
-        log=True,
+    x_label = "tensor size, MB"
+    busbw = series(rows, backend, lambda row: row.busbw / 1e9)
+    times = series(rows, backend, lambda row: 1e3 * row.s)
+    plots = (
+        plot.lines(busbw, title="Bus bandwidth", x_label=x_label, y_label="GB/s", log=True),
+        plot.lines(times, title="Time", x_label=x_label, y_label="ms", log=True),
     )
     shown = report.table(HEADINGS, [cells(row, backend) for row in rows], left=2)
-    return report.section(f"{kind}, {backend}", LEGEND, busbw, times, shown)
+    return report.section(f"{kind}, {backend}", LEGEND, *plots, shown)
 
 
 def series(rows: Sequence[Row], backend: str, value: Callable[[Row], float]) -> list[plot.Series]:

@@ -1,10 +1,10 @@
-"""Trains a small GPT on the text of Python's standard library, on two ranks of this machine.
+"""Trains a small GPT on the source of Python's standard library, on two ranks of this machine.
 
-Four ways take turns: plain DDP, DDP with int8, DDP with lm4, and ZeRO with lm4 for gradients and
-parameters. As root, each rank gets a host of its own (a network namespace) on a 1 Gbit/s link;
-otherwise the ranks share the loopback interface, where bytes cost next to nothing.
+Four variants take turns: plain DDP, DDP with int8, DDP with lm4, and ZeRO with lm4 for gradients
+and parameters. As root, each rank runs on an emulated host (a network namespace) with a 1 Gbit/s
+link; otherwise the ranks share the loopback interface, where sending bytes costs next to nothing.
 
-At the end there are a table and a report, one HTML file that needs no network.
+Prints a table and writes a report: one HTML file that works offline.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from zcomm.launch import hosts
 from zcomm.report import units
 from zcomm.report.usage import UsageError, expect_writable, wrapped
 
-HELP = "train a small GPT in four ways and compare them, in two minutes"
+HELP = "train a small GPT four ways and compare them, in two minutes"
 WORLD_SIZE = 2
 DEFAULT_RATE = "1gbit"
 LEAST_SECONDS, MOST_SECONDS = 20.0, 1e6
-ENDING_S = 3.0  # for the ranks to leave and the report to be written
+ENDING_S = 3.0  # to stop the ranks and write the report
 
 
 @dataclass(frozen=True)
 class Link:
-    """What is between the ranks: hosts with a rate, or loopback, and why."""
+    """What connects the ranks: emulated hosts with a rate, or loopback; and why."""
 
     rate: str | None
     words: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", default="120", help="how long it takes in all (120)")
-    parser.add_argument("--steps", help="train this many steps instead, however long it takes")
+    parser.add_argument("--seconds", default="120", help="total running time (default: 120)")
+    parser.add_argument("--steps", help="train this many steps instead")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--rate", help="rate of the link between the hosts (1gbit); needs root")
-    where.add_argument("--loopback", action="store_true", help="no hosts, also as root")
-    parser.add_argument("--html", default="zcomm-demo.html", help="the report (zcomm-demo.html)")
-    parser.add_argument("--svg", help="the report's plots as one picture")
-    parser.add_argument("--json", help="all that was measured")
+    where.add_argument("--rate", help="rate of the hosts' links (default: 1gbit); needs root")
+    where.add_argument("--loopback", action="store_true", help="no emulated hosts, even as root")
+    parser.add_argument(
+        "--html", default="zcomm-demo.html", help="the report (default: zcomm-demo.html)"
+    )
+    parser.add_argument("--svg", help="also write the plots as one picture")
+    parser.add_argument("--json", help="also write all measurements")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             rate=link.rate,
             timeout_s=MOST_SECONDS,
         )
-    except AssertionError as error:  # on a rank: the message has its traceback
+    except AssertionError as error:  # its message has the rank's traceback
         print(f"zcomm demo: the training failed.\n{error}", file=sys.stderr)
         return 1
     result = demo_report.Result(
@@ -112,21 +114,21 @@ def length_of(args: argparse.Namespace, start: float) -> Length:
 def link_of(args: argparse.Namespace) -> Link:
     loopback = "The ranks share this machine's loopback interface"
     if args.loopback:
-        return Link(None, f"{loopback}, as asked for.")
+        return Link(None, f"{loopback}, as requested.")
     rate_bits = units.parse_rate(args.rate or DEFAULT_RATE)
-    rate = f"{rate_bits:.0f}bit"  # in tc's words, whatever the user's
+    rate = f"{rate_bits:.0f}bit"  # as tc writes it
     missing = why_no_hosts(rate)
     if missing and args.rate:
         raise UsageError(f"--rate is not possible here: {missing}; see `zcomm demo --loopback`")
     if missing:
-        return Link(None, f"{loopback}: hosts of their own are not possible here ({missing}).")
+        return Link(None, f"{loopback}: this machine cannot emulate hosts ({missing}).")
     shown = f"{rate_bits / 1e9:g} Gbit/s" if rate_bits >= 1e9 else f"{rate_bits / 1e6:g} Mbit/s"
-    words = f"Each rank has a host of its own, a network namespace, on a link of {shown}."
+    words = f"Each rank runs on an emulated host, a network namespace, with a {shown} link."
     return Link(rate, words)
 
 
 def why_no_hosts(rate: str) -> str:
-    """Empty if they are possible, which is tried: root in a container may still not be allowed."""
+    """Why hosts cannot be emulated, or "". It tries: root in a container may lack permission."""
     try:
         with hosts.network(1, rate):
             return ""

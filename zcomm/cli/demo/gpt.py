@@ -1,6 +1,6 @@
-"""A small GPT and its text, Python's own standard library: the same training on every machine.
+"""A small GPT and its text, the source of Python's standard library.
 
-Bytes are the vocabulary, so there is no tokenizer, and nothing is downloaded.
+Bytes are the vocabulary: there is no tokenizer, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ HELD_OUT_EVERY = 10  # every tenth file is never trained on
 class Text:
     train: Tensor  # uint8, one byte per token
     held_out: Tensor
-    sha256: str  # the text depends on the version of Python
+    sha256: str  # the text depends on Python's version
 
 
 def standard_library(max_nbytes: int = 4 << 20) -> Text:
-    """The top-level modules of the standard library, in the order of their names."""
+    """The top-level modules of the standard library, sorted by name."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     room = max_nbytes
     for i, path in enumerate(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))):
@@ -45,7 +45,7 @@ def _tokens(source: bytes) -> Tensor:
 def random_windows(
     tokens: Tensor, count: int, length: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """`count` windows of `length` tokens, and the tokens that follow each of theirs."""
+    """`count` windows of `length` tokens, and the same windows shifted by one."""
     starts = torch.randint(tokens.numel() - length, (count,), generator=generator)
     return windows_at(tokens, starts, length)
 
@@ -56,7 +56,7 @@ def windows_at(tokens: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Ten
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Rotary positions: pair j of the features at position t turns by t / 10000^(j / pairs)."""
+    """Rotary positions: pair j at position t turns by t / 10000^(j / pairs)."""
     length, half = x.shape[-2], x.shape[-1] // 2
     speed = 10_000.0 ** (-torch.arange(half) / half)
     angle = torch.arange(length)[:, None] * speed
@@ -95,7 +95,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Pre-norm, learned positions, head tied to the embedding. `forward` gives the mean loss."""
+    """Pre-norm, rotary positions, head tied to the embedding. `forward` returns the mean loss."""
 
     def __init__(self, *, layers: int, width: int, heads: int, context: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class GPT(nn.Module):
             if name.endswith(".bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
-                # GPT-2's: what each layer adds to the residual stream shrinks with their number.
+                # As in GPT-2: more layers add less each to the residual stream.
                 adds = name.endswith(("attention.out.weight", "mlp_out.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if adds else 0.02)
 

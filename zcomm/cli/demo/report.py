@@ -1,4 +1,4 @@
-"""What the demo found: as a table for the terminal, as a page, as a picture and as JSON."""
+"""The results of the demo: a table for the terminal, a page, a picture and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zcomm.cli.demo.training import (
     BATCH,
     MODEL,
     PEAK_LR,
-    WAYS,
+    VARIANTS,
     Outcome,
     parameter_count,
     tokens_per_step,
@@ -24,13 +24,13 @@ from zcomm.report import plot, table
 from zcomm.report.units import show_bytes, show_seconds
 
 SMOOTHED_STEPS = 10
-LAST_STEPS = 20  # the final loss is a mean: one step's batch is small
-HEADINGS = ("way", "loss", "held-out", "step", "sent/step", "optimizer", "speed-up")
+LAST_STEPS = 20  # the final loss is a mean over these: the batches are small
+HEADINGS = ("variant", "loss", "held-out", "step", "sent/step", "optimizer", "speed-up")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way, over all ranks. Bytes are per rank."""
+class DemoRow:
+    """One variant, over all ranks. Bytes are per rank."""
 
     way: str
     loss: float  # mean of the last steps
@@ -38,7 +38,7 @@ class Row:
     step_s: float  # median
     sent: float  # per step, at the interface; median of the turns
     optimizer_nbytes: int
-    speedup: float  # against the first way
+    speedup: float  # over the first variant
     replicas_identical: bool
 
     def cells(self) -> list[str]:
@@ -68,8 +68,8 @@ class Result:
         self.outcomes = by_rank[0]
         baseline_s = statistics.median(self.outcomes[0].seconds)
         self.rows = [
-            row_of(way.name, of_ranks, baseline_s)
-            for way, of_ranks in zip(WAYS, zip(*by_rank, strict=True), strict=True)
+            row_of(variant.name, of_ranks, baseline_s)
+            for variant, of_ranks in zip(VARIANTS, zip(*by_rank, strict=True), strict=True)
         ]
 
     @property
@@ -103,28 +103,30 @@ class Result:
             plot.lines(
                 over_seconds,
                 title="Loss over seconds",
-                x_label="seconds of training, of this way alone",
+                x_label="seconds of training, this variant alone",
                 y_label=y_label,
             ),
             plot.bars(
                 names,
                 [row.sent for row in self.rows],
                 title="Bytes on the network",
-                label="sent per step and rank, headers included",
+                label="sent per step and rank, including headers",
                 show=show_bytes,
             ),
         ]
 
     def picture(self) -> str:
-        return plot.side_by_side(self.plots(), name="zcomm demo: a small GPT trained in four ways")
+        return plot.side_by_side(self.plots(), name="zcomm demo: a small GPT trained four ways")
 
     def page(self) -> str:
-        headings = ("way", "loss", "held-out loss", "step", "sent per step")
+        headings = ("variant", "loss", "held-out loss", "step", "sent per step")
         return report.page(
-            "zcomm demo: one small GPT, trained in four ways",
+            "zcomm demo: one small GPT, trained four ways",
             self.about(),
             [
-                report.section(f"{WAYS[-1].name}, against {WAYS[0].name}", "", self.facts()),
+                report.section(
+                    f"{VARIANTS[-1].name}, compared with {VARIANTS[0].name}", "", self.facts()
+                ),
                 report.section("The training", self.introduction(), *self.plots()),
                 report.section(
                     "The figures",
@@ -153,28 +155,28 @@ class Result:
         words = f"{about_training()} {self.link}"
         if self.on_loopback:
             words += (
-                " There bytes cost next to nothing, and compression saves bytes and memory, not "
-                "time: as root, or with a slower network, it does."
+                " Bytes cost next to nothing there, so compression saves bytes and memory but no "
+                "time. Run as root, or on a slow network, to see it save time."
             )
-        return words + " Where lines lie on each other, their colors alternate."
+        return words + " Where lines overlap, their colors alternate."
 
     def explanation(self) -> str:
         return (
             f"Loss is the mean of the last {min(LAST_STEPS, self.steps)} steps, held-out loss that "
-            "of text which was never trained on. So short a training shows that all ways learn, "
-            "not which one learns best. A step is the median of all. Bytes are counted at a rank's "
-            "network interface. ZeRO's optimizer state is that of AdamW; beside it a rank keeps "
-            f"fp32 masters of the parameters it owns, {show_bytes(self.master_nbytes())} here."
+            "on text never trained on. A run this short shows that all variants learn, not "
+            "which one learns best. Step time is the median of all steps. Bytes are counted at a "
+            "rank's network interface. ZeRO's optimizer state is AdamW's; a rank also keeps fp32 "
+            f"masters of the parameters it owns, {show_bytes(self.master_nbytes())} here."
         )
 
     def master_nbytes(self) -> int:
-        """Of the last way, on the rank with most."""
+        """Of the last variant, on the rank that owns most."""
         plan = zcomm.plan(
             gpt.GPT(**MODEL),
             world_size=self.world_size,
             stage=1,
-            codec=WAYS[-1].codec,
-            param_codec=WAYS[-1].param_codec,
+            codec=VARIANTS[-1].codec,
+            param_codec=VARIANTS[-1].param_codec,
         )
         return plan.masters
 
@@ -183,14 +185,14 @@ class Result:
             "command": self.command,
             "link": self.link,
             **machine.describe(zcomm.__version__),
-            "ranks": f"{self.world_size}, with one thread each, over gloo",
+            "ranks": f"{self.world_size}, one thread each, over gloo",
             "model": ", ".join(f"{name} {value}" for name, value in MODEL.items())
             + f"; {parameter_count():,} parameters",
-            "batch": f"{BATCH} windows per rank, {tokens_per_step(self.world_size)} tokens a step",
+            "batch": f"{BATCH} windows a rank, {tokens_per_step(self.world_size)} tokens per step",
             "optimizer": f"AdamW, peak learning rate {PEAK_LR:g}, warm-up, cosine",
             "steps": f"{self.steps}, in turns, with the same weights and batches",
             "text": f"Python's standard library, sha256 {gpt.standard_library().sha256[:16]}…",
-            "time in all": f"{self.total_s:.0f} s",
+            "total time": f"{self.total_s:.0f} s",
         }
 
     def as_json(self) -> dict[str, object]:
@@ -201,10 +203,10 @@ class Result:
         return {"about": self.about(), "steps": self.steps, "ways": ways}
 
 
-def row_of(name: str, of_ranks: Sequence[Outcome], baseline_s: float) -> Row:
+def row_of(name: str, of_ranks: Sequence[Outcome], baseline_s: float) -> DemoRow:
     first = of_ranks[0]
     step_s = statistics.median(first.seconds)
-    return Row(
+    return DemoRow(
         way=name,
         loss=statistics.fmean(first.losses[-LAST_STEPS:]),
         held_out=first.held_out,
@@ -217,17 +219,17 @@ def row_of(name: str, of_ranks: Sequence[Outcome], baseline_s: float) -> Row:
 
 
 def percent(difference: float) -> str:
-    return f"{round(100 * difference, 1) + 0.0:+.1f}%".replace("-", "−")  # and never -0.0
+    return f"{round(100 * difference, 1) + 0.0:+.1f}%".replace("-", "−")  # never -0.0
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Each with the steps before it."""
+    """The mean of each loss and those just before it."""
     windows = (losses[max(0, i - SMOOTHED_STEPS) : i] for i in range(1, len(losses) + 1))
     return [statistics.fmean(window) for window in windows]
 
 
 def about_training() -> str:
     return (
-        f"A GPT of {parameter_count() / 1e6:.1f}M parameters learns the text of Python's standard "
-        "library, in four ways that take turns."
+        f"A GPT with {parameter_count() / 1e6:.1f}M parameters learns the source of Python's "
+        "standard library. Four variants take turns."
     )

@@ -1,7 +1,7 @@
-"""What the demo runs on its ranks: one GPT, trained in several ways that take turns.
+"""What the demo runs on its ranks: one GPT, trained in several variants that take turns.
 
-All ways have the same initial weights and batches. They take turns of a few steps, so that whatever
-else the machine does slows all of them alike.
+All variants start with the same weights and see the same batches. Turns are a few steps long, so
+that other load on the machine slows all variants alike.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from zcomm.cli.demo import gpt
 from zcomm.launch import hosts
 from zcomm.report.progress import Progress, Standing
 
-# 7.2M parameters and few tokens: at 1 Gbit/s, fp32 gradients take longer than the arithmetic.
+# 7.2M parameters and few tokens: at 1 Gbit/s, sending fp32 gradients takes longer than computing.
 MODEL = {"layers": 4, "width": 384, "heads": 6, "context": 64}
 BATCH = 2  # windows per rank and step
 PEAK_LR, WARMUP_STEPS, BETAS, WEIGHT_DECAY, CLIP = 1e-3, 20, (0.9, 0.99), 0.1, 1.0
 HELD_OUT_WINDOWS = 128
-# DDP's own 25 MB would be one bucket with nearly all of the model, and nothing would overlap.
+# DDP's default of 25 MB would put nearly the whole model in one bucket: nothing would overlap.
 BUCKET_CAP_MB = 4
 TURN_STEPS = 4
-# Within the warm-up, where the learning rate does not depend on the number of steps.
+# Within the warm-up, where the learning rate does not depend on the total number of steps.
 CALIBRATION_STEPS = 3 * TURN_STEPS
 LEAST_STEPS = 2 * CALIBRATION_STEPS
-SHOWN_STEPS = 8  # the loss and speed that are shown on the way are means of these
+SHOWN_STEPS = 8  # progress shows means over these
 
 
 @dataclass(frozen=True)
-class Way:
-    """How the ranks agree on gradients and parameters; with `param_codec` it is ZeRO."""
+class Variant:
+    """A name and codecs; with `param_codec` it is ZeRO."""
 
     name: str
     codec: str | None = None
     param_codec: str | None = None
 
 
-WAYS = (
-    Way("DDP fp32"),
-    Way("DDP + int8", "int8"),
-    Way("DDP + lm4", "lm4"),
-    Way("ZeRO + lm4 both ways", "lm4", "lm4"),
+VARIANTS = (
+    Variant("DDP fp32"),
+    Variant("DDP + int8", "int8"),
+    Variant("DDP + lm4", "lm4"),
+    Variant("ZeRO + lm4 both ways", "lm4", "lm4"),
 )
 
 
 @dataclass(frozen=True)
 class Length:
-    """How long to train: a number of steps, or until a time of the system's monotonic clock."""
+    """How long to train: a number of steps, or until a time on the monotonic clock."""
 
     steps: int | None
     end: float
@@ -65,20 +65,20 @@ class Length:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way on one rank. Of each step: the mean loss, and the seconds of the slowest rank."""
+    """One variant on one rank. Per step: the mean loss, and the seconds of the slowest rank."""
 
     losses: list[float]
     seconds: list[float]
-    sent: list[float]  # bytes per step at a rank's interface, of each turn, mean of the ranks
+    sent: list[float]  # per turn: bytes per step at the interface, mean of the ranks
     held_out: float
     optimizer_nbytes: int
-    digest: str  # of all parameters, as they were trained and after they were gathered exactly
+    digest: str  # of all parameters, as trained and after an exact gather
 
 
 def train(rank: int, world_size: int, length: Length) -> list[Outcome]:
     text = gpt.standard_library()
-    trainings = [Training(way, rank) for way in WAYS]
-    progress = Progress([way.name for way in WAYS], sys.stderr) if rank == 0 else None
+    trainings = [Training(variant, rank) for variant in VARIANTS]
+    progress = Progress([variant.name for variant in VARIANTS], sys.stderr) if rank == 0 else None
     steps = length.steps
     done, first_turns_end = 0, math.nan
     while done < (steps or CALIBRATION_STEPS):
@@ -89,7 +89,7 @@ def train(rank: int, world_size: int, length: Length) -> list[Outcome]:
                 all_done = min(len(one.losses) for one in trainings)
                 progress.show(all_done, steps, [one.standing() for one in trainings])
         done += turn
-        if done == TURN_STEPS:  # slow ones: DDP arranges its buckets
+        if done == TURN_STEPS:  # slow: DDP rebuilds its buckets
             first_turns_end = time.monotonic()
         if steps is None and done == CALIBRATION_STEPS:
             step_s = (time.monotonic() - first_turns_end) / (done - TURN_STEPS)
@@ -98,8 +98,8 @@ def train(rank: int, world_size: int, length: Length) -> list[Outcome]:
 
 
 def affordable_steps(done: int, step_s: float, end: float) -> int:
-    """How many steps there is time for, as rank 0 sees it. `step_s`: a step of all ways."""
-    # A forward pass alone takes a third of a step, if arithmetic is what a step takes.
+    """How many steps there is time for, by rank 0's clock. `step_s`: one step of all variants."""
+    # A forward pass takes about a third of the computation of a step.
     held_out_s = step_s * HELD_OUT_WINDOWS / dist.get_world_size() / BATCH / 3
     affordable = torch.tensor(done + (end - time.monotonic() - held_out_s) / step_s)
     dist.broadcast(affordable, src=0)
@@ -107,13 +107,13 @@ def affordable_steps(done: int, step_s: float, end: float) -> int:
 
 
 class Training:
-    """One way on one rank."""
+    """One variant on one rank."""
 
-    def __init__(self, way: Way, rank: int) -> None:
+    def __init__(self, variant: Variant, rank: int) -> None:
         torch.manual_seed(0)
         self.model = gpt.GPT(**MODEL)
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=BUCKET_CAP_MB)
-        self.optimizer, self.handle = optimizer_of(way, self.ddp)
+        self.optimizer, self.handle = optimizer_of(variant, self.ddp)
         self.batches = torch.Generator().manual_seed(1 + rank)
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -148,7 +148,7 @@ class Training:
         return float(loss.item())
 
     def standing(self) -> Standing | None:
-        """Where it is, for the progress bar; None before its first turn."""
+        """For the progress display; None before the first turn."""
         if not self.losses:
             return None
         losses, seconds = self.losses[-SHOWN_STEPS:], self.seconds[-SHOWN_STEPS:]
@@ -175,15 +175,15 @@ class Training:
 
 
 def optimizer_of(
-    way: Way, ddp: DistributedDataParallel
+    variant: Variant, ddp: DistributedDataParallel
 ) -> tuple[torch.optim.Optimizer, zcomm.Handle | None]:
     adamw: dict[str, Any] = {"betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
-    if way.codec and way.param_codec:
+    if variant.codec and variant.param_codec:
         zero = zcomm.ZeroOptimizer(
-            ddp, torch.optim.AdamW, codec=way.codec, param_codec=way.param_codec, **adamw
+            ddp, torch.optim.AdamW, codec=variant.codec, param_codec=variant.param_codec, **adamw
         )
         return zero, zero.handle
-    handle = zcomm.compress(ddp, codec=way.codec) if way.codec else None
+    handle = zcomm.compress(ddp, codec=variant.codec) if variant.codec else None
     return torch.optim.AdamW(ddp.parameters(), **adamw), handle
 
 
@@ -195,7 +195,7 @@ def lr_factor(step: int, steps: int) -> float:
 
 @torch.no_grad()
 def held_out_loss(model: gpt.GPT, tokens: Tensor) -> float:
-    """Over windows spread evenly over the text, always the same; each rank takes its share."""
+    """Over fixed windows, spread evenly over the text; each rank takes its share."""
     starts = torch.linspace(0, tokens.numel() - model.context - 1, HELD_OUT_WINDOWS).long()
     share = starts[dist.get_rank() :: dist.get_world_size()].chunk(4)
     losses = [model(*gpt.windows_at(tokens, part, model.context)) for part in share]
