@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-# A file's tests run in one process: they share ranks, which take long to start.
+# The tests of a file run in one process: they share ranks, which take seconds to start.
 PYTEST_ARGS ?= -q -rs -n $(JOBS) --maxprocesses 8 --dist loadfile
 FUZZ_CASES ?= 100000
 
@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 PACKAGE_FILES := $(shell find zcomm -name __pycache__ -prune -o -type f -not -name '*.so' -print)
 NATIVE_FILES := $(shell find csrc -path csrc/tests -prune -o -type f -print)
-# Directories too: their times change when a file goes away.
+# Directories too: their times change when a file is deleted.
 SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -type d -not -name __pycache__ -print)
 CLANG_FORMAT_FILES := $(shell find csrc emulator \( -name "*.cpp" -o -name "*.h" -o -name "*.cu" \) -not -name lm_tables.h)
 
@@ -28,19 +28,20 @@ LINTS := lint-python lint-types lint-imports lint-native lint-tables
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9 -]*:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The CUDA kernels' PTX is made into modules for the emulator first: nvcc's where that is, NVRTC's, and what Triton compiles.
+# First builds emulator modules from the PTX of the CUDA kernels: nvcc's if it is installed, NVRTC's, and Triton's.
 test: $(VENV)/installed ## build and install the wheel, run all tests against it
 	$(BIN)/python emulator/emulated.py ptx80 nvrtc80:default
 	$(BIN)/python emulator/emulated_triton.py --short ptx90
 	OMP_NUM_THREADS=1 ZCOMM_WHEEL=$$(ls dist/*.whl) $(BIN)/pytest $(PYTEST_ARGS)
 
-# For the edit loop: the source tree in place of the wheel, at most two ranks, nothing that compiles or emulates GPU
-# kernels, no commands and no packaging. Only a change of a native file compiles anything.
+# For the edit loop: runs the source tree, not the wheel, on at most two ranks. Leaves out GPU kernels, the commands and
+# packaging. Compiles only when a native file has changed. 75 seconds on two idle cores.
 FAST_TESTS := tests/base tests/codecs tests/contract tests/report \
     tests/kernels/test_isa.py tests/kernels/test_kernel_choice.py \
-    $(addprefix tests/ddp/test_,ddp_dtypes.py ddp_handle.py ddp_modes.py loss_scale.py settings.py) \
+    $(addprefix tests/ddp/test_,ddp_dtypes.py ddp_graphs.py ddp_handle.py ddp_modes.py loss_scale.py settings.py) \
     $(addprefix tests/zero/test_zero_,arguments.py gradients.py misuse.py modes.py parameters.py) \
-    tests/fsdp/test_fsdp_arguments.py tests/monitor \
+    tests/fsdp/test_fsdp_arguments.py \
+    tests/fsdp/test_fsdp_modes.py::test_codec_none_is_plain_fsdp2_to_the_bit tests/monitor \
     tests/project/test_architecture.py tests/project/test_guide.py tests/project/test_habits.py
 
 test-fast: build/in-place ## the tests of the edit loop, against the source tree: under two minutes
@@ -50,15 +51,15 @@ build/in-place: setup.py $(NATIVE_FILES) | $(VENV)/tools
 	ZCOMM_CUDA=0 MAX_JOBS=$(JOBS) $(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
-# Lightning, Hugging Face's Trainer and Accelerate, in an environment of their own. Nothing is downloaded after that.
+# Lightning, Hugging Face's Trainer and Accelerate, in their own environment. The tests download nothing.
 test-integrations: $(FRAMEWORKS)/installed ## train with Lightning, transformers and Accelerate
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/integrations
 
-# All that can be known about the kernels for GPUs without one, in two parts, whose last outputs are checked in. See docs/gpu.md.
+# Everything that can be checked about GPU kernels without a GPU, in two parts. Their last outputs are checked in. See docs/gpu.md.
 GPU_TESTS := tests/contract
 GPU_KINDS := ptx80 ptx90 ptx100 source nvrtc80 nvrtc90
 TRITON_KINDS := ptx80 ptx90 ptx100 ptx120
-# The oldest release that gives the same bits; zcomm.kernels.triton and pyproject.toml name it too.
+# The oldest release that gives the same bits. zcomm.kernels.triton and pyproject.toml name it too.
 OLDEST_TRITON := $(VENV)/triton-3.6.0
 comma := ,
 space := $(subst ,, )
@@ -72,7 +73,7 @@ cuda-proof triton-proof: %-proof: $(VENV)/installed
 
 triton-proof: $(OLDEST_TRITON)
 
-# The CUDA kernels: as nvcc and as NVRTC compile them, and their source.
+# The CUDA kernels, as compiled by nvcc and by NVRTC, and their source.
 cuda-proof-steps:
 	$(BIN)/python emulator/emulated.py $(GPU_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_EMULATED=$(subst $(space),$(comma),$(GPU_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
@@ -83,7 +84,7 @@ cuda-proof-steps:
 	$(MAKE) --no-print-directory gpu-sanitize
 	$(BIN)/python tools/gpu_report.py
 
-# The Triton kernels: as Triton compiles them, in this release and in the oldest one, and interpreted.
+# The Triton kernels, as compiled by this release and by the oldest one, and interpreted.
 triton-proof-steps:
 	$(BIN)/python emulator/emulated_triton.py $(TRITON_KINDS)
 	OMP_NUM_THREADS=1 ZCOMM_TRITON=$(subst $(space),$(comma),$(TRITON_KINDS)) $(BIN)/pytest $(PYTEST_ARGS) --dist load $(GPU_TESTS)
@@ -162,9 +163,9 @@ $(VENV)/tools: requirements-dev.txt
 	$(PIP) install -r requirements-dev.txt
 	touch $@
 
-# setuptools compiles only when a native file is newer than the module in build/. It does not drop files
-# that were deleted, hence the find. The wheel's tag is the oldest manylinux whose C and C++ libraries have
-# all symbols that the module uses: auditwheel looks, and adds nothing to the wheel.
+# setuptools compiles only when a native file is newer than the module in build/. It keeps files that were
+# deleted from the source, hence the find. auditwheel adds nothing to the wheel: it finds the oldest manylinux
+# tag whose C and C++ libraries have every symbol that the module uses.
 dist/built: setup.py pyproject.toml MANIFEST.in README.md LICENSE $(PACKAGE_FILES) $(NATIVE_FILES) $(SOURCE_DIRS) | $(VENV)/tools
 	rm -rf dist
 	if test -d build; then find build -path 'build/lib.*' -type f -not -name '*.so' -delete; fi
@@ -173,7 +174,7 @@ dist/built: setup.py pyproject.toml MANIFEST.in README.md LICENSE $(PACKAGE_FILE
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	touch $@
 
-# Without dependencies: torch is there, and must stay the pinned one.
+# No dependencies: torch is installed already and must stay at its pinned version.
 $(VENV)/installed: $(VENV)/tools dist/built
 	$(PIP) install --no-deps --force-reinstall dist/*.whl
 	touch $@
@@ -187,10 +188,10 @@ $(FRAMEWORKS)/installed: $(FRAMEWORKS)/tools dist/built
 	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall dist/*.whl
 	touch $@
 
-# GCC's own AVX-512 header draws hundreds of false -Wmaybe-uninitialized.
+# GCC's own AVX-512 header triggers hundreds of false -Wmaybe-uninitialized warnings.
 NATIVE_TEST_FLAGS := -std=c++17 -ffp-contract=off -Wall -Wextra -Wno-maybe-uninitialized -pthread -Icsrc
 
-# The native tests and the wire fuzzing, under the address and undefined-behaviour sanitizers.
+# The native tests and the wire fuzzer under the address and undefined-behavior sanitizers.
 SANITIZE_FLAGS := $(NATIVE_TEST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZED := $(patsubst csrc/%.cpp,build/sanitize/%.o,$(wildcard csrc/cpu/*.cpp))
 
@@ -206,8 +207,8 @@ build/sanitize/%.o: csrc/%.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE_FLAGS) -MMD -c $< -o $@
 
-# The source of the CUDA kernels on the emulator, under the same sanitizers, against the CPU's kernels.
-# They read wires in pieces of other types than they wrote: no strict aliasing.
+# The CUDA source on the emulator, under the same sanitizers, compared with the CPU kernels.
+# Kernels read wires through other types than they were written with: no strict aliasing.
 GPU_CASES ?= 3500
 GPU_SANITIZE_FLAGS := $(SANITIZE_FLAGS) -Iemulator -fno-strict-aliasing -DZC_EMULATED
 GPU_SOURCES := $(wildcard csrc/cuda/*.cu emulator/simt/*.cpp) csrc/cuda/plan.cpp csrc/cuda/launch.cpp
@@ -234,8 +235,8 @@ build/gpu-sanitize/%.o: csrc/%.cu
 
 -include $(wildcard build/gpu-sanitize/*/*.d)
 
-# The AVX-512 kernel set on any processor with AVX2: the same source, its intrinsics replaced by the
-# functions of csrc/tests/avx512_emulation.h. Needs nothing but the compiler.
+# The AVX-512 kernel set on any processor with AVX2: the same source, with its intrinsics replaced by the
+# functions in csrc/tests/avx512_emulation.h. Needs only the compiler.
 EMULATE_FLAGS := $(NATIVE_TEST_FLAGS) -O2 -Wno-psabi -DZCOMM_EMULATED_AVX512
 EMULATED := $(patsubst csrc/%.cpp,build/emulate/%.o,$(wildcard csrc/cpu/*.cpp))
 
