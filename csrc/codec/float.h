@@ -1,10 +1,10 @@
-// Bits of floats: conversions that round alike on every machine.
+// Bits of floats: conversions that round the same on every machine.
 #pragma once
 
 #include "codec/standard.h"
 
-// The formats are written once, for hosts and for devices: files that nvcc compiles hold nothing
-// but device code.
+// The formats are written once, for hosts and devices: files that nvcc compiles hold only device
+// code.
 #if defined(__CUDACC__)
 #define ZC_FN __device__ __forceinline__
 #define ZC_TABLE __device__ constexpr

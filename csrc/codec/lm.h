@@ -44,7 +44,7 @@ ZC_FN float lm_gain(float sum_of_squares, int log2_size) {
   return kLmSteps / std::sqrt(sum_of_squares * pow2_biased(127 - log2_size));
 }
 
-// Of values of 2^122 and more only a 64th is sent, so that H(q * S) stays finite.
+// Values of 2^122 and more are sent 64 times smaller, so that H(q * S) stays finite.
 ZC_FN bool lm_is_large(const Exponent& exponent) { return exponent.biased >= 249; }
 
 ZC_FN std::uint16_t lm_scale(float yq, float qq, int log2_size, const Exponent& exponent) {
@@ -59,7 +59,7 @@ ZC_FN float lm_residual(float v, float d) {
   return finite(e) ? e : from_bits((bits(e) & ~kAbsMask) | (kInfBits - 1));
 }
 
-// The unnormalised Hadamard transform in place; b is a power of two.
+// The unnormalized Hadamard transform in place; b is a power of two.
 ZC_FN void hadamard(float* t, int b) {
   for (int h = 1; h < b; h *= 2) {
     for (int i = 0; i < b; i += 2 * h) {

@@ -1,5 +1,5 @@
-// What the formats use of the standard library. NVRTC, which compiles kernels at run time, comes
-// without one: the functions are built into it, and the types are as they are everywhere.
+// What the formats need from the standard library. NVRTC, which compiles kernels at run time, has
+// none: the functions are built in, and the types are the usual ones.
 #pragma once
 
 #if defined(__CUDACC_RTC__)

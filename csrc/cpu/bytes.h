@@ -1,4 +1,4 @@
-// Plain loops over wire bytes that the compiler vectorises for each instruction set. Included
+// Plain loops over wire bytes that the compiler vectorizes for each instruction set. Included
 // inside an instruction set's namespace.
 
 // The checksum's part, and whether `is_bad`, which gives all ones or zero for each byte of a

@@ -1,4 +1,4 @@
-// Heap memory of the native core, counted: what users ask for with _core.allocated_nbytes().
+// Counts the heap memory of the native core, for _core.allocated_nbytes().
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace zcomm {
 
-// Bytes that are allocated now, and the most there have ever been.
+// Bytes allocated now, and the most ever allocated.
 class HeapCounter {
  public:
   void add(std::int64_t nbytes) {
@@ -60,7 +60,7 @@ struct CountedAllocator {
 template <class T>
 using CountedVector = std::vector<T, CountedAllocator<T>>;
 
-// Room for n plain values, not filled: pages that nobody writes to cost nothing.
+// Room for n plain values, uninitialized: pages that are never written cost nothing.
 template <class T>
 class CountedScratch {
  public:

@@ -16,13 +16,13 @@ struct EncodeArgs {
   const std::uint8_t* grad;
   GradType grad_type;
   double prescale;                    // rounded to fp32 in the tasks, where subnormals are kept
-  const std::uint64_t* residual_in;   // an address per segment, or 0: it has no residual
-  const std::uint64_t* residual_out;  // the same or others
+  const std::uint64_t* residual_in;   // an address per segment; 0: no residual
+  const std::uint64_t* residual_out;  // the same addresses or others
   ResidualType residual_type;
   std::uint8_t* wire;
   bool checksum;
   bool keep_idle = false;              // segments whose gradient is all zero keep their residual
-  const std::uint8_t* idle = nullptr;  // which ones they are; set by encode()
+  const std::uint8_t* idle = nullptr;  // those segments; set by encode()
 };
 
 void encode(const EncodeArgs& args);

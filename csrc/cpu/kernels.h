@@ -44,8 +44,8 @@ using EncodeBlocks = void (*)(const float* v, std::size_t blocks, int log2_block
                               std::uint8_t* scales, std::uint8_t* codes, float* e,
                               std::uint8_t* kept, const Ahead& ahead);
 
-// How decoded values are written: past the cache; and whether scales of zero or NaN, or so large
-// that a sum may overflow, are among the blocks.
+// How decoded values are written (past the cache or not), and whether any block has a scale of zero
+// or NaN, or one so large that a sum may overflow.
 struct Output {
   float* out;
   bool stream, wild;
@@ -90,7 +90,7 @@ struct Kernels {
 };
 
 // Elements that are checked and then decoded in one step, for blocks of up to 512 and codes of this
-// width: a few KiB of each wire. The decoder fetches so far ahead.
+// width: a few KiB of each wire. The decoder fetches this far ahead.
 constexpr int elements_per_step(int width) { return width < 8 ? 4096 : 2048; }
 
 // The largest tile, and how many blocks it can hold.
@@ -102,7 +102,7 @@ extern const Kernels kScalarKernels, kAvx2Kernels, kAvx512Kernels;
 enum Isa : int { kIsaScalar, kIsaAvx2, kIsaAvx512, kIsas };
 inline constexpr const char* kIsaNames[kIsas] = {"scalar", "avx2", "avx512"};
 
-// Null where this build or this processor does not have it.
+// Null if this build or this processor lacks it.
 const Kernels* kernels_for(int isa);
 bool isa_is_built(int isa);
 

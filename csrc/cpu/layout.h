@@ -34,7 +34,7 @@ struct Task {
 
 inline constexpr std::int64_t kTaskSize = kTopkRange;
 
-// One call's work, cut into tasks. Throws std::invalid_argument where the parts do not fit.
+// One call's work, cut into tasks. Throws std::invalid_argument if the parts do not fit.
 class Layout {
  public:
   Layout(CountedVector<Segment> segments, CountedVector<Frame> frames);

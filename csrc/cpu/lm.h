@@ -68,7 +68,7 @@ INLINE void hadamard_rest(int vectors, float* work, Finish finish) {
   }
 }
 
-// H: get(k) reads vector k of the input once.
+// H: get(k) reads vector k of the input, once.
 template <class Get, class Finish>
 INLINE void hadamard_lanes(int vectors, float* work, Get get, Finish finish) {
   for (int k = 0; k < vectors; k += kGroup) {

@@ -49,8 +49,8 @@ struct Job {
   }
 };
 
-// std::condition_variable's wait() needs GCC 12's C++ library, this one none: the wheel can have an
-// older manylinux tag.
+// std::condition_variable's wait() needs GCC 12's C++ library. This one does not, so the wheel can
+// have an older manylinux tag.
 class Condition {
  public:
   template <class Ready>

@@ -9,8 +9,8 @@ namespace zcomm {
 using TaskFunction = void (*)(void* context, std::size_t task);
 
 // Runs task 0 ... tasks - 1 on up to `threads` threads, the caller among them. The threads stay for
-// the next call; a call that finds them busy runs alone. Floating point is round-to-nearest with
-// subnormals kept, whatever the caller has set, and is as before afterwards.
+// the next call; a call that finds them busy runs alone. Floating point rounds to nearest and
+// keeps subnormals, whatever the caller has set; the caller's mode is restored afterwards.
 void run_tasks(int threads, std::size_t tasks, TaskFunction function, void* context);
 
 template <class Body>

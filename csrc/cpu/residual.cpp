@@ -12,7 +12,7 @@ ResidualTile::ResidualTile(const EncodeArgs& args, int index)
   grad_bytes_ = args.grad_type == kGradF32 ? 4 : 2;
   grad_ = args.grad + segment.offset * grad_bytes_;
   log2_block_ = segment.log2_block ? segment.log2_block : kPlainResidualLog2Block;
-  // What has no residual, or must leave it alone, encodes the gradient and nothing else.
+  // Without a residual, or with one to leave alone, only the gradient is encoded.
   if (type_ != kResidualNone && (!args.residual_in[index] || (args.idle && args.idle[index])))
     type_ = kResidualNone;
   if (type_ == kResidualNone) return;

@@ -1,4 +1,4 @@
-// A tile's values in, and what is left of them out, for every storage of the residual.
+// Reads a tile's values and writes what the wire leaves out, for every storage of the residual.
 #pragma once
 
 #include "cpu/encode.h"
@@ -22,13 +22,13 @@ class ResidualTile {
   // Writes e[0..n) to elements a ...
   void store(std::int64_t a, int n, const float* e) const;
 
-  // Leaves elements [a, a + n) as they were (copies them where input and output differ).
+  // Keeps elements [a, a + n) unchanged (copies them where input and output differ).
   void keep(std::int64_t a, int n) const;
 
   // Zeroes the padding of int8 storage; for the task that holds the segment's end.
   void clear_padding() const;
 
-  // The residual as it was, as fp32.
+  // The stored residual, as fp32.
   void read(std::int64_t a, int n, float* r) const;
 
   bool any() const { return type_ != kResidualNone; }

@@ -90,7 +90,7 @@ std::uint16_t encode_finite(Lm<Width>, const float* v, int m, std::uint32_t absm
   return scale;
 }
 
-// One block of m elements; true if its residual stays as it was.
+// One block of m elements; true if its residual is kept.
 template <class Codec>
 bool encode_block(std::uint8_t codec, const float* v, int m, std::uint8_t* scale,
                   std::uint8_t* codes, float* e) {

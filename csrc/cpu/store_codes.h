@@ -18,7 +18,7 @@ INLINE __m256i lm_codes(__m256i t) {
 INLINE void store_codes(std::integral_constant<int, 8>, __m256i bytes, std::uint8_t* out) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
 }
-// Neighbouring codes joined: 16-bit lanes of 2 codes.
+// Neighboring codes joined: 16-bit lanes of 2 codes.
 template <int Width>
 INLINE __m256i join_pairs(__m256i bytes) {
   const __m256i masked = _mm256_and_si256(bytes, _mm256_set1_epi8((1 << Width) - 1));

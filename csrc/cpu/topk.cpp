@@ -44,7 +44,7 @@ std::uint32_t guess_least(const State& state, double slack) {
   CountedVector<std::uint32_t> sample(chunks * kSampleChunk);
   alignas(64) float v[kSampleChunk];
   for (std::int64_t i = 0; i < chunks; ++i) {
-    // Spread evenly, with a hash so that no period of the data is met in step.
+    // Spread evenly, with a hash, so that samples do not line up with a period of the data.
     const std::int64_t width = segment.n / chunks / kSampleChunk;
     const auto jitter = static_cast<std::int64_t>((i * 0x9e3779b97f4a7c15ull >> 33) % width);
     residual.load((i * width + jitter) * kSampleChunk, kSampleChunk, v);
@@ -123,7 +123,7 @@ void share(State& state) {
   }
 }
 
-// Finds the threshold, or returns with the segment unsettled if the bound was too high.
+// Finds the threshold; leaves the segment unsettled if the bound was too high.
 void settle(State& state) {
   std::int64_t total = 0;
   for (std::size_t r = 0; r < state.count; ++r) {

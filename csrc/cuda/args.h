@@ -1,5 +1,4 @@
-// What hosts pass to kernels: plain structs, the tables of a layout, and what a wire is refused
-// for.
+// What hosts pass to kernels: plain structs, the tables of a layout, and the faults of a wire.
 #pragma once
 
 #include "codec/frame.h"
@@ -25,8 +24,8 @@ struct DeviceSegment {
 
 struct DeviceFrame {
   std::int64_t start;
-  Header header;        // as it is without a checksum
-  std::uint32_t tiles;  // of all its segments; a frame without any has one that is empty
+  Header header;        // without a checksum
+  std::uint32_t tiles;  // of all its segments; a frame without segments has one empty tile
 };
 
 struct Tile {
@@ -41,16 +40,16 @@ struct Tables {
   const Tile* tiles;  // of this launch
 };
 
-// Scratch memory is zero before and after every call, but for `idle`, which a call sets before it
-// reads.
+// Scratch memory is zero before and after every call, except `idle`: a call sets it before it reads
+// it.
 struct EncodeArgs {
   Tables tables;
   const std::uint8_t* grad;
   double prescale;
-  const std::uint64_t* residual_in;  // an address per segment, or 0: it has no residual
+  const std::uint64_t* residual_in;  // an address per segment; 0: no residual
   const std::uint64_t* residual_out;
   std::uint8_t* wire;
-  std::uint8_t* idle;   // per segment: its gradient is all zero, and its residual is kept; or null
+  std::uint8_t* idle;   // per segment: the gradient is all zero, the residual is kept; or null
   std::uint64_t* sums;  // per frame: the checksum so far
   std::uint32_t* done;  // per frame: tiles
   struct TopkSegment* topk;
@@ -64,7 +63,7 @@ inline constexpr int kInlineWires = 64;
 struct DecodeArgs {
   Tables tables;
   const std::uint8_t* wires[kInlineWires];
-  const std::uint8_t* const* more_wires;  // all of them, in device memory, if there are more
+  const std::uint8_t* const* more_wires;  // the whole table, in device memory, if there are more
   std::int32_t count, frames;
   float* out;
   std::uint64_t* sums;   // per wire and frame
@@ -73,8 +72,8 @@ struct DecodeArgs {
   bool verify;
 };
 
-// Why a wire is refused. The least fault is the one that is reported: headers come first, then
-// checksums, then bodies, and of each kind the first wire's.
+// Why a wire is refused. The least fault is reported: headers first, then checksums, then bodies;
+// within each kind, the first wire's.
 enum FaultKind : std::uint32_t {
   kFaultHeader,  // detail: the field, below
   kFaultChecksum,

@@ -24,7 +24,8 @@ inline constexpr int kCtas = Rows == 8   ? 2
     zcomm::cuda::decode_tile<Format, rows>(args);                                       \
   }
 
-// ZC_ROWS: kernels for one number of rows only. At run time nobody wants to wait for the others.
+// ZC_ROWS: compile the kernels of one number of rows only. At run time, the others would only cost
+// time.
 #if defined(ZC_ROWS)
 #define ZC_BLOCK_KERNELS_FOR(codec, Format, rows) ZC_BLOCK_KERNELS_OF(codec, Format, rows)
 #define ZC_BLOCK_KERNELS(codec, Format) ZC_BLOCK_KERNELS_FOR(codec, Format, ZC_ROWS)

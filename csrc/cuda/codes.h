@@ -6,8 +6,8 @@
 
 namespace zcomm::cuda {
 
-// A section of a segment's body, or what of it lies from a tile's first element on: 32 bits are
-// enough for indices there. It begins at a multiple of 16 bytes.
+// A section of a segment's body, or the part of it from a tile's first element on, where indices
+// fit 32 bits. It begins at a multiple of 16 bytes.
 template <class Index>
 struct SectionFrom {
   std::uint8_t* bytes;
@@ -20,8 +20,8 @@ using TileSection = SectionFrom<int>;
 template <int Width>
 inline constexpr int kCodeStride = Width == 8 ? 8 : 4;
 
-// Pieces start at multiples of their own size, so one that starts inside of the section ends inside
-// of its padding.
+// Pieces start at multiples of their own size, so one that starts inside the section ends inside
+// its padding at the latest.
 template <class T, class Index>
 ZC_FN std::uint64_t write_piece(const SectionFrom<Index>& section, Index byte, T piece) {
   if (byte >= section.used) return 0;
@@ -29,7 +29,7 @@ ZC_FN std::uint64_t write_piece(const SectionFrom<Index>& section, Index byte, T
   return checksum_part(piece, section.weight, byte);
 }
 
-// Adds the piece to `sum` if it is this lane's to count.
+// Adds the piece to `sum` if this lane counts it.
 template <class T, class Index>
 ZC_FN T read_piece(const SectionFrom<Index>& section, Index byte, bool counts, std::uint64_t& sum) {
   if (byte >= section.used) return 0;
@@ -75,7 +75,7 @@ ZC_FN std::uint64_t write_codes(const TileSection& section, int first, std::uint
          write_piece(section, byte + 1, static_cast<std::uint8_t>(packed >> 8 | other << 4));
 }
 
-// What read_codes reads at once. The last piece of a section may reach into its padding.
+// How much read_codes reads at once. The last piece of a section may reach into its padding.
 template <int Width>
 inline constexpr int kPieceNbytes = Width == 8   ? 4
                                     : Width == 4 ? 2
@@ -100,7 +100,7 @@ ZC_FN std::uint32_t read_codes(const TileSection& section, int first, std::uint6
   return unpack_fields<3>(odd ? middle >> 4 | end << 4 : end | middle << 8);
 }
 
-// The codes of elements that the block does not have: `valid` of four.
+// The codes of elements past the block's end: `valid` of the four exist.
 template <int Width>
 ZC_FN std::uint32_t codes_beyond(std::uint32_t codes, int valid) {
   return valid == 4 ? 0 : codes >> (kCodeStride<Width> * valid);

@@ -5,7 +5,7 @@
 
 namespace zcomm::cuda {
 
-// What a decoding tile works on.
+// The input and output of a decoding tile.
 struct DecodeTile {
   const DecodeArgs& args;
   std::uint32_t index;               // of the segment
@@ -49,7 +49,7 @@ struct Findings {
   }
 };
 
-// Adds what a wire says about the lane's part of one block to the sums.
+// Adds one wire's values for the lane's part of a block to the sums.
 template <class Codec, int Rows>
 ZC_FN std::uint64_t add_wire(const TileSection& scales, const TileSection& section,
                              const Codec& codec, const Place<Rows>& place, int a, bool first_wire,
@@ -101,8 +101,7 @@ ZC_FN void add_part(const DecodeArgs& args, unsigned long long* parts, int w, st
 template <int Rows>
 inline constexpr int kGroups = Rows < 2 ? 2 : 1;
 
-// Several groups of rows together, so that a wire's checksum is summed over the warp once for all
-// of them.
+// Takes several groups of rows together, so that a wire's checksum is summed over the warp once.
 template <class Codec, int Rows, bool Full>
 ZC_FN void decode_groups(const DecodeTile& tile, const Codec& codec, int a,
                          unsigned long long* parts) {

@@ -35,7 +35,7 @@ const Device& linked_device() {
 std::string device_missing() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  cudaGetLastError();  // clears it: torch asks for errors after its own calls
+  cudaGetLastError();  // clears it, or torch would report it after a call of its own
   if (error == cudaErrorInsufficientDriver || error == cudaErrorStubLibrary) {
     int driver = 0;
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "no CUDA driver";

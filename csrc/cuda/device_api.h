@@ -1,4 +1,4 @@
-// Who starts kernels: CUDA's runtime, its driver, or the emulator.
+// What starts kernels: CUDA's runtime, its driver, or the emulator.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ class Device {
                       std::uintptr_t stream, const void* args) const = 0;
 };
 
-// Of a module that kernels are linked into: it has one device.
+// The one device of a module that kernels are linked into.
 const Device& linked_device();
 
 // Why nothing can be launched there; "" if it can.
 std::string device_missing();
 
-// Of a device by its number: major and minor. Makes no context.
+// Major and minor compute capability of a device, by its number. Creates no context.
 std::pair<int, int> compute_capability(int ordinal);
 
 }  // namespace zcomm::cuda

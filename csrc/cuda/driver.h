@@ -1,5 +1,5 @@
-// Kernels that were loaded at run time, started through CUDA's driver: whoever loaded them hands
-// over addresses of the driver's functions. So nothing of CUDA is needed to build or link this.
+// Kernels that were loaded at run time, started through CUDA's driver. The loader passes the
+// addresses of the driver's functions, so building and linking this needs nothing from CUDA.
 #pragma once
 
 #include <vector>

@@ -18,7 +18,7 @@ struct Gradient {
   }
 };
 
-// Elements `first` ... as they are to be sent; 0 behind the block's end.
+// Elements `first` ... before quantization; 0 past the block's end.
 template <class Index>
 ZC_FN void load_values(const Gradient& gradient, const Residual& residual, Index first, int valid,
                        Index block, float v[4]) {
@@ -60,7 +60,7 @@ struct Strip {
   }
 };
 
-// What an encoding tile works on.
+// The input and output of an encoding tile.
 struct EncodeTile {
   Gradient gradient;
   Residual residual;

@@ -1,4 +1,4 @@
-// What a frame's tiles have in common: the checksum, paddings, and the header, which the last tile
+// What the tiles of a frame share: the checksum, paddings, and the header, which the last tile
 // writes or checks.
 #pragma once
 
@@ -13,8 +13,8 @@ ZC_FN std::uint64_t header_sum(const std::uint8_t* header) {
   return sum;
 }
 
-// True in the thread that is the last one of all tiles of a frame to come here. What it reads by
-// atomics is what the others have written by them before.
+// True in the last thread of all tiles of a frame to arrive here. Its atomic reads see everything
+// that the others wrote with atomics before.
 ZC_FN bool is_last(std::uint32_t* done, std::uint32_t tiles) {
   __threadfence();
   if (atomicAdd(done, 1u) + 1 != tiles) return false;
@@ -62,7 +62,7 @@ ZC_FN Section section_of(const EncodeArgs& args, const DeviceSegment& segment, i
   return {args.wire + segment.section[i], section_weight(args.tables, segment, i), segment.used[i]};
 }
 
-// What of a section lies from `byte` on, a multiple of 16.
+// The part of a section from `byte` on, a multiple of 16.
 ZC_FN TileSection from_byte(const Section& section, std::int64_t byte) {
   constexpr std::int64_t most = 1 << 30;  // more than a tile has
   const std::int64_t left = section.used - byte;
@@ -146,8 +146,8 @@ ZC_FN Section section_of(const DecodeArgs& args, const DeviceSegment& segment, i
           section_weight(args.tables, segment, i), segment.used[i]};
 }
 
-// Padding bytes of a section must be 0; for one warp. They are part of the checksum all the same,
-// unless its last piece of `piece_nbytes` has counted them.
+// Padding bytes of a section must be 0; for one warp. They count toward the checksum, unless the
+// section's last piece of `piece_nbytes` already included them.
 ZC_FN std::uint64_t check_padding(const DecodeArgs& args, const Section& section, int w,
                                   std::uint32_t segment, int piece_nbytes) {
   const std::int64_t at = section.used + lane_index();

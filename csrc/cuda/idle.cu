@@ -1,5 +1,4 @@
-// Which segments are idle: their gradient is all zero, they send zeros, and their residual stays as
-// it was.
+// Finds idle segments: their gradient is all zero, they send zeros and keep their residual.
 #include "cuda/residual.h"
 
 namespace zcomm::cuda {
@@ -8,7 +7,7 @@ ZC_FN void copy_bytes(const std::uint8_t* from, std::uint8_t* to, std::int64_t n
   for (std::int64_t i = threadIdx.x; i < nbytes; i += kThreads) to[i] = from[i];
 }
 
-// What follows int8 storage's sections up to multiples of 16 is 0, as it is after an encode.
+// Pads the sections of int8 storage to multiples of 16 with 0, as an encode does.
 ZC_FN void copy_residual(const EncodeArgs& args, const DeviceSegment& segment,
                          std::uint32_t index) {
   const auto* in = reinterpret_cast<const std::uint8_t*>(args.residual_in[index]);

@@ -1,7 +1,7 @@
 // The kernels, by name. Hosts know a kernel by its place in this list.
 #pragma once
 
-// F(X, codec, its id); what X is for is F's business.
+// F(X, codec, its id); F decides what X is for.
 #define ZC_EACH_PLAIN_CODEC(F, X) F(X, none, kNone) F(X, bf16, kBf16) F(X, fp16, kFp16)
 #define ZC_EACH_BLOCK_CODEC(F, X) \
   F(X, int8, kInt8)               \

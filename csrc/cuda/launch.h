@@ -1,5 +1,5 @@
-// encode and decode_sum of a whole layout on a stream: launches, and nothing else. No allocation,
-// no synchronisation.
+// encode and decode_sum of a whole layout on a stream: launches only. No allocation, no
+// synchronization.
 #pragma once
 
 #include "cuda/device_api.h"
@@ -7,7 +7,7 @@
 
 namespace zcomm::cuda {
 
-// Addresses are of device memory, but for `wires`.
+// Addresses are of device memory, except `wires`, which is on the host.
 struct EncodeCall {
   const Plan* plan;
   std::uintptr_t tables, scratch, grad, residual_in, residual_out, wire, stream;

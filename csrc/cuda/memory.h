@@ -1,4 +1,4 @@
-// A lane's four neighbouring elements in and out of memory: 128 bits at once where the address
+// A lane's four neighboring elements in and out of memory: 128 bits at once where the address
 // allows, element by element where it does not. Addresses are multiples of the element's size, and
 // wires begin at multiples of 16: kernels/cuda.py copies what lies elsewhere.
 #pragma once

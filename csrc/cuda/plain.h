@@ -1,4 +1,4 @@
-// none, bf16 and fp16: values go as they are or cast, in rows of 128 as blocks do.
+// none, bf16 and fp16: values unchanged or cast, in rows of 128 like blocks.
 #pragma once
 
 #include "cuda/decode.h"
@@ -31,7 +31,7 @@ ZC_FN std::uint64_t codes_checksum(const Code codes[4], std::uint64_t weight, in
   return sum;
 }
 
-// Where v is not finite, that element's residual stays as it was.
+// An element that is not finite keeps its residual.
 ZC_FN void write_plain_residual(const Residual& residual, const Place<1>& place, int first,
                                 int block, const float v[4], float e[1][4]) {
   const int valid = place.valid(0, place.m);

@@ -121,8 +121,8 @@ Plan::Plan(const Layout& layout)
   append(tables, tiles_);
 }
 
-// Tiles of one launch lie together. A frame without elements gets an empty one, of `none`: somebody
-// must write and check its header.
+// The tiles of one launch are contiguous. A frame without elements gets an empty tile of `none`,
+// which writes or checks its header.
 void Plan::add_tiles(const Layout& layout) {
   std::map<std::pair<int, int>, std::vector<Tile>> by_kernel;
   for (std::uint32_t i = 0; i < segments; ++i) {

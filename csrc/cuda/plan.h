@@ -15,7 +15,7 @@ inline constexpr Kernel kTopkEncode[] = {Kernel::zc_topk_digit_0, Kernel::zc_top
                                          Kernel::zc_topk_digit_2, Kernel::zc_topk_count,
                                          Kernel::zc_topk_write};
 
-// One launch for each codec and number of rows in a block; but for topk's.
+// One launch for each codec and number of rows in a block, except topk.
 struct Group {
   Kernel encode, decode;
   std::int64_t first_tile;
@@ -44,7 +44,7 @@ class Plan {
 
   std::string tables;         // what is uploaded
   std::vector<Group> groups;  // all codecs but topk
-  Group topk;                 // no tiles: there is none
+  Group topk;                 // no tiles if there is no topk segment
   std::uint32_t segments, frames;
 
  private:

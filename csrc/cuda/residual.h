@@ -16,7 +16,7 @@ struct Residual {
                  std::int64_t start = 0)
       : type(args.residual_type), in(nullptr), out(nullptr), to_scales(0) {
     if (type == kResidualNone) return;
-    // What has no residual, or must leave it alone, encodes the gradient and nothing else.
+    // Without a residual, or with one to leave alone, only the gradient is encoded.
     if (!args.residual_in[index] || (args.idle && args.idle[index])) {
       type = kResidualNone;
       return;
@@ -39,7 +39,7 @@ struct Residual {
 
 ZC_FN float int8_value(std::uint8_t code) { return Int8::value(code); }
 
-// The residual as it was: elements `first` to `first + valid` of block `block`; the rest is 0.
+// The stored residual: elements `first` to `first + valid` of block `block`; the rest is 0.
 template <class Index>
 ZC_FN void read_residual(const Residual& residual, Index first, int valid, Index block,
                          float r[4]) {
@@ -55,7 +55,7 @@ ZC_FN void read_residual(const Residual& residual, Index first, int valid, Index
   ZC_UNROLL for (int j = 0; j < 4; ++j) r[j] = int8_value(codes[j]) * s;
 }
 
-// Leaves elements as they were: copies their bytes where input and output differ.
+// Keeps elements unchanged: copies their bytes where input and output differ.
 template <int Rows, class Index>
 ZC_FN void keep_residual(const Residual& residual, const Place<Rows>& place, Index first,
                          Index block) {
@@ -78,7 +78,7 @@ ZC_FN void write_int8_residual(const Residual& residual, const Place<Rows>& plac
                                Index block, bool kept, float e[Rows][4]) {
   ZC_UNROLL for (int r = 0; r < Rows; ++r) {
     ZC_UNROLL for (int j = 0; j < 4; ++j) {
-      // Behind the block's end a decoded value may be anything.
+      // Past the block's end a decoded value may be anything.
       if (j >= place.valid(r, place.m)) e[r][j] = 0.0f;
     }
   }
@@ -98,8 +98,7 @@ ZC_FN void write_int8_residual(const Residual& residual, const Place<Rows>& plac
   if (place.leads() && place.m > 0) write(residual.out + residual.to_scales + 2 * block, scale);
 }
 
-// Writes e (and may overwrite it), or leaves the block's residual as it was; all lanes of the warp
-// call it.
+// Writes e (and may overwrite it), or keeps the block's residual; all lanes of the warp call it.
 template <int Rows, class Index>
 ZC_FN void write_residual(const Residual& residual, const Place<Rows>& place, Index first,
                           Index block, bool kept, float e[Rows][4]) {

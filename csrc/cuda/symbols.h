@@ -3,7 +3,7 @@
 
 #include "cuda/kernels.h"
 
-// A module of the emulator may have some of the kernels only.
+// A module of the emulator may have only some of the kernels.
 #if defined(ZC_EMULATED)
 #pragma GCC visibility push(default)
 #define ZC_SYMBOL __attribute__((weak)) void

@@ -1,6 +1,6 @@
 // topk: the k-th largest magnitude of each segment by three histograms, then entries in the order
-// of elements. Five launches over the same tiles; what one tile must know of the others of its
-// segment, the last tile of a launch works out for the next one. No tile waits.
+// of elements. Five launches over the same tiles. What a tile must know about the others of its
+// segment, the last tile of a launch computes for the next one. No tile waits.
 #include "cuda/topk_threshold.h"
 
 namespace zcomm::cuda {
@@ -60,7 +60,7 @@ ZC_FN std::uint64_t write_strip(const EncodeArgs& args, const Strip& strip,
   return sum;
 }
 
-// A segment that is not finite: its residual stays as it was.
+// A segment that is not finite keeps its residual.
 ZC_FN void keep_strip(const Strip& strip, const Residual& residual) {
   if (residual.type == kResidualNone) return;
   ZC_NO_UNROLL for (int a = strip.begin; a < strip.end; a += kRow) {

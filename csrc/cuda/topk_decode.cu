@@ -1,16 +1,15 @@
 // topk: the sum over wires of a tile, slice by slice in shared memory, wire after wire.
 //
 // A binary search in a range's offsets gives the entries of each slice. Whatever the offsets are, a
-// search for a higher bound ends at the same place or later, so the slices' entries are neighbours
-// without gap or overlap: every entry is read, checked and counted in the checksum once, by one
-// CTA.
+// search for a higher bound ends at the same place or later, so the slices' entries are adjacent,
+// without gap or overlap: exactly one CTA reads each entry, checks it and adds it to the checksum.
 #include "cuda/decode.h"
 
 namespace zcomm::cuda {
 
 inline constexpr int kSliceElements = 2048;
 inline constexpr int kTileSlices = kTileElements / kSliceElements;
-inline constexpr int kBatch = 64;  // wires that are looked at together
+inline constexpr int kBatch = 64;  // wires handled together
 
 // The range that a tile lies in.
 struct TopkPlace {
@@ -31,7 +30,7 @@ struct TopkPlace {
   }
 };
 
-// What a tile must know of a wire, in shared memory.
+// What a tile must know about a wire, in shared memory.
 struct TopkWire {
   std::int64_t position;  // of the range's first entry among the segment's k
   std::uint32_t count;    // of the range; 0 if the wire's entries cannot be used
@@ -67,7 +66,7 @@ ZC_FN TopkCounts sum_counts(const DeviceSegment& segment, const TopkPlace& place
           __any_sync(kAllLanes, sum.beyond) != 0};
 }
 
-// What the counts are refused for, or -1.
+// Why the counts are refused, or -1.
 ZC_FN int counts_fault(const DeviceSegment& segment, const TopkCounts& counts) {
   if (counts.beyond) return kFaultTopkCount;
   if (counts.flagged != 0 && 4 * counts.flagged != segment.used[0]) return kFaultTopkFlags;
@@ -75,8 +74,8 @@ ZC_FN int counts_fault(const DeviceSegment& segment, const TopkCounts& counts) {
   return -1;
 }
 
-// Entries that cannot be used: each tile's share of them is part of the checksum all the same, and
-// must be 0 where the segment is flagged. For one warp.
+// Entries that cannot be used: each tile's share still counts toward the checksum, and must be 0
+// where the segment is flagged. For one warp.
 ZC_FN std::uint64_t skip_entries(const DecodeArgs& args, const DeviceSegment& segment,
                                  const TopkPlace& place, int w, bool flagged) {
   const std::int64_t begin = segment.k * place.tile / segment.tiles;
@@ -93,7 +92,7 @@ ZC_FN std::uint64_t skip_entries(const DecodeArgs& args, const DeviceSegment& se
   return checksum;
 }
 
-// Looks at the counts of a wire; true if it is flagged as not finite. For one warp.
+// Checks the counts of a wire; true if it is flagged as not finite. For one warp.
 ZC_FN bool open_wire(const DecodeArgs& args, const DeviceSegment& segment, const TopkPlace& place,
                      int w, unsigned long long* parts, TopkWire& wire) {
   std::uint64_t checksum = 0;
@@ -153,7 +152,7 @@ ZC_FN std::uint64_t add_entries(const DecodeArgs& args, const DeviceSegment& seg
   return checksum;
 }
 
-// The sums of the wires before these: none, or what they left in `out`.
+// The sums of the wires before these: zero, or what they left in `out`.
 ZC_FN void load_slice(const float* out, int n, bool any, float4* sums) {
   if (!any) {
     ZC_UNROLL for (int i = 0; i < kSliceElements / 4; i += kThreads) sums[i + threadIdx.x] = {};

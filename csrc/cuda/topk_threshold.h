@@ -1,5 +1,5 @@
-// topk's threshold: the k-th largest magnitude of a segment, and who sends the elements that equal
-// it.
+// topk's threshold: the k-th largest magnitude of a segment, and which strips send the elements
+// that equal it.
 #pragma once
 
 #include "cuda/topk_tile.h"
@@ -9,7 +9,7 @@ namespace zcomm::cuda {
 // ---- zc_topk_digit_*: the threshold, digit by digit ----
 
 // Adds the CTA's bins to the segment's. True in the segment's last CTA: its bins are then the whole
-// segment's, whose own are zero again. A segment of one tile needs no more than that tile's bins.
+// segment's, whose own are zero again. A segment of one tile needs only that tile's bins.
 template <int Bins>
 ZC_FN bool merge_bins(TopkSegment& topk, const DeviceSegment& segment, uint4* bins) {
   __syncthreads();

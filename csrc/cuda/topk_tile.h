@@ -29,8 +29,8 @@ ZC_FN Scan scan(std::uint64_t x) {
   return result;
 }
 
-// True in all threads of the segment's last CTA to come here. What the others have written before
-// is there to read.
+// True in all threads of the segment's last CTA to arrive here. It sees everything that the others
+// wrote before.
 ZC_FN bool is_last_tile(TopkSegment& topk, const DeviceSegment& segment) {
   __shared__ bool last;
   __threadfence();
@@ -40,8 +40,8 @@ ZC_FN bool is_last_tile(TopkSegment& topk, const DeviceSegment& segment) {
   return last;
 }
 
-// Calls row(a, place, v) for each row of the warp's strip. v is 0 behind the segment's end: no
-// magnitude is less and no index higher, so nothing of that is ever among the k.
+// Calls row(a, place, v) for each row of the warp's strip. v is 0 past the segment's end: no
+// magnitude is smaller and no index higher, so these elements are never among the k.
 template <class Row>
 ZC_FN void for_each_row(const EncodeArgs& args, const Strip& strip, const DeviceSegment& segment,
                         const Residual& residual, const Row& row) {

@@ -11,8 +11,8 @@ namespace zcomm::cuda {
 template <class Codec>
 struct BlockCodec;
 
-// A codec whose values are decoded in the gradient's own domain: a lane needs to know nothing about
-// its place, and sums over wires are finished.
+// A codec whose values decode straight to gradient values: a lane does not need to know its place,
+// and sums over wires need no last step.
 struct UnrotatedCodec {
   static constexpr bool kRotated = false;
 
@@ -29,7 +29,7 @@ struct BlockCodec<Uniform<Width, Q, Cap>> : UnrotatedCodec {
   static constexpr int kWidth = Width;
   using UnrotatedCodec::UnrotatedCodec;
 
-  // Of a finite block: its scale, codes, and e = v - d.
+  // Gives a finite block's scale, its codes, and e = v - d.
   template <int Rows, bool Full>
   ZC_FN std::uint16_t encode(const Place<Rows>&, const float v[Rows][4], std::uint32_t absmax,
                              std::uint32_t codes[Rows], float e[Rows][4]) const {
@@ -53,7 +53,7 @@ struct BlockCodec<Uniform<Width, Q, Cap>> : UnrotatedCodec {
     }
   }
 
-  // Whether a code among the four does not occur.
+  // Whether one of the four codes is invalid.
   ZC_FN static bool any_unused(std::uint32_t codes) {
     bool found = false;
     ZC_UNROLL for (int j = 0; j < 4; ++j) {

@@ -1,5 +1,5 @@
-// Blocks over the lanes of a warp: a lane holds four neighbouring elements of each row of 128. A
-// block has Rows rows; blocks of less than 128 elements share a row, and have `lanes` lanes each.
+// Blocks over the lanes of a warp: a lane holds four neighboring elements of each row of 128. A
+// block has Rows rows; blocks of fewer than 128 elements share a row, with `lanes` lanes each.
 #pragma once
 
 #include "codec/block.h"
@@ -16,7 +16,7 @@ struct Place {
   int log2_block, lanes;  // a block's size and its lanes
   int block;              // which of the group's blocks
   int first;              // the index in its block of the lane's first element
-  int m;                  // elements of the block, 0 if it lies behind the segment's end
+  int m;                  // elements of the block, 0 if it lies past the segment's end
 
   ZC_FN Place(int log2, int n) : log2_block(log2) {
     const int in_row = 4 * lane_index();
@@ -88,7 +88,7 @@ ZC_FN void butterfly(float& x, float& y) {
   y = difference;
 }
 
-// The unnormalised Hadamard transform of the block's first `size` elements, a power of two.
+// The unnormalized Hadamard transform of the block's first `size` elements, a power of two.
 template <int Rows, bool Full>
 ZC_FN void block_hadamard(float t[Rows][4], int lanes, int size) {
   ZC_UNROLL for (int r = 0; r < Rows; ++r) {

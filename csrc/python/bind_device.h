@@ -1,4 +1,4 @@
-// The Python face of plans and of devices that they run on: addresses and sizes in, no torch.
+// Python bindings of plans and of the devices that run them: addresses and sizes in, no torch.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// The Python face of the native core: addresses and sizes in, no torch.
+// Python bindings of the native core: addresses and sizes in, no torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -41,7 +41,7 @@ void encode(const zcomm::Layout& layout, int isa, int threads, std::uintptr_t gr
   zcomm::encode(args);
 }
 
-// Wire, message, frame and segment of what is refused.
+// The refused wire, the message, and the frame or segment at fault.
 using Refused =
     std::tuple<int, std::string, std::optional<std::size_t>, std::optional<std::size_t>>;
 
@@ -71,7 +71,7 @@ std::vector<std::string> isa_names(Has has) {
   return names;
 }
 
-// CUDA kernels that come from elsewhere; see zcomm/kernels/cupy.py.
+// CUDA kernels that were compiled at run time; see zcomm/kernels/cupy.py.
 void bind_driver(py::module_& m) {
   using zcomm::cuda::Driver;
   zcomm::cuda::bind_plan(m);

@@ -1,4 +1,4 @@
-// The Python face of the CUDA kernels. ZC_MODULE is another name where they run on the emulator.
+// Python bindings of the CUDA kernels. On the emulator, ZC_MODULE is another name.
 #include "python/bind_device.h"
 
 #if defined(ZC_EMULATED)
