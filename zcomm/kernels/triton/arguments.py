@@ -1,4 +1,4 @@
-"""What kernels take: int64 numbers and nothing else, so that no value can choose another variant.
+"""What kernels take: only int64 numbers, so that no value can select another variant.
 
 | encode       | what it is                                                               |
 | ------------ | ------------------------------------------------------------------------ |
@@ -7,7 +7,7 @@
 | scratch      | the address of the call's scratch memory, zero before and after          |
 | grad         | the address of the gradient                                              |
 | wire         | the address of the wire, a multiple of 16                                |
-| residual_in  | the address of a table of addresses, one for each segment; 0: there is none |
+| residual_in  | the address of a table of addresses, one for each segment; 0: none |
 | residual_out | the same, for the new residuals                                          |
 | prescale     | the bits of an fp32 number                                               |
 | flags        | tile.py: dtypes, checksum, keep_idle                                     |

@@ -1,4 +1,4 @@
-"""Bits of floats, as csrc/codec/float.h has them: conversions by integers round alike everywhere.
+"""Bits of floats, as csrc/codec/float.h has them: integer conversions round the same everywhere.
 
 bf16 and fp16 patterns travel as int32.
 """
@@ -31,7 +31,7 @@ def from_bits(u: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def negative_zeros(shape: tl.constexpr) -> tl.tensor:
-    """-0. Some of Triton's compilers take a -0.0 for 0."""
+    """-0. Some of Triton's compilers turn a literal -0.0 into 0."""
     return from_bits(tl.full(shape, SIGN_BIT, tl.int32))
 
 

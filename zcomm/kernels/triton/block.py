@@ -39,7 +39,7 @@ def butterfly(
 ) -> tl.tensor:
     """Pairs that lie 2^LOG2_STRIDE apart become their sum and their difference."""
     own = tl.reshape(t, (ROWS, 1 << (LOG2 - 1 - LOG2_STRIDE), 2, 1 << LOG2_STRIDE))
-    # The partner's bits are what the pair's sum has besides the own ones.
+    # The pair's sum of bits, minus this element's, is the partner's.
     pair = tl.sum(bits(own), 2)
     other = from_bits(tl.expand_dims(pair, 2) - bits(own))
     upper = tl.reshape(tl.arange(0, 2), (1, 1, 2, 1)) == 1
@@ -48,7 +48,7 @@ def butterfly(
 
 @triton.jit
 def hadamard(t: tl.tensor, size: tl.tensor, ROWS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
-    """The unnormalised Hadamard transform of each row's first `size` elements, a power of two."""
+    """The unnormalized Hadamard transform of each row's first `size` elements, a power of two."""
     for i in tl.static_range(LOG2):
         t = tl.where(size[:, None] > (1 << i), butterfly(t, i, ROWS, LOG2), t)
     return t

@@ -1,6 +1,6 @@
 """The kernels of codecs with blocks: a program takes STEPS times ROWS blocks of 2^LOG2 elements.
 
-What differs between codecs is in uniform.py (int8, int4), fp8.py, lm.py and sign.py.
+uniform.py (int8, int4), fp8.py, lm.py and sign.py have what differs between codecs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def quantise(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of finite blocks: scales, codes, and what the codes leave out."""
+    """Finite blocks' scales, codes, and what the codes leave out."""
     if CODEC == INT8 or CODEC == INT4:
         return uniform.quantise(v, peak, WIDTH)
     elif CODEC == FP8:
@@ -107,7 +107,7 @@ def encode_rows(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tl.tensor:
-    """The blocks from element `first` on. Returns their checksum."""
+    """Encodes the blocks from element `first` on. Returns their checksum."""
     v, at, valid, m, raw, old = load_rows(
         grad, residual_in, prescale, flags, row, segment, kind, first, ROWS, LOG2
     )
@@ -159,7 +159,7 @@ def encode_blocks(
 
 @triton.jit
 def value(codes: tl.tensor, CODEC: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
-    """What codes stand for, in units of the scale."""
+    """The values of codes, in units of the scale."""
     if CODEC == INT8 or CODEC == INT4:
         return uniform.value(codes, WIDTH)
     elif CODEC == FP8:
@@ -172,7 +172,7 @@ def value(codes: tl.tensor, CODEC: tl.constexpr, WIDTH: tl.constexpr) -> tl.tens
 
 @triton.jit
 def unused(codes: tl.tensor, CODEC: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
-    """Whether a code is one that does not occur."""
+    """Whether a code is invalid."""
     if CODEC == INT8 or CODEC == INT4:
         return uniform.unused(codes, WIDTH)
     elif CODEC == FP8:
@@ -190,7 +190,7 @@ def findings(
     WIDTH: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tl.tensor:
-    """The least of what a wire's part is refused for: kind and detail, or NO_FAULT."""
+    """The least fault of a wire's part: kind and detail, or NO_FAULT."""
     PIECE: tl.constexpr = 4 if WIDTH == 8 else 2 if WIDTH == 4 else 1  # bytes that are read at once
     count = m
     if CODEC >= LM4 and CODEC <= LM2:
@@ -229,8 +229,8 @@ def decode_rows(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tl.tensor:
-    """The blocks from element `first` on, the segment's last ones if it `ends` there. Returns the
-    wires' checksums with their parts added."""
+    """Decodes the blocks from element `first` on, the segment's last ones if it `ends` there.
+    Returns the wires' checksums with their parts added."""
     left = elements_left(row, first, ROWS << LOG2)
     m = block_lengths(left, ROWS, LOG2)
     total = negative_zeros([ROWS, 1 << LOG2])  # -0 + x is x
@@ -246,7 +246,7 @@ def decode_rows(
             sum += more
         refuse_body(fault, w, segment, low)
         parts = add_part(tables, scratch, tl.load(row + FRAME), w, sum, parts, verify)
-        # A zero block's codes are 0, whatever that stands for.
+        # A zero block decodes to 0, whatever code 0 stands for.
         s = scale[:, None]
         total += tl.where(s == 0, 0.0, value(codes, CODEC, WIDTH) * bf16_value(s))
     if CODEC >= LM4 and CODEC <= LM2:

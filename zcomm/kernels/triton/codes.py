@@ -29,7 +29,7 @@ def pack(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tl.tensor:
-    """GROUP neighbouring codes in one int32."""
+    """GROUP neighboring codes in one int32."""
     grouped = tl.reshape(codes, (ROWS, (1 << LOG2) // GROUP, GROUP))
     shifts = tl.reshape(tl.arange(0, GROUP) * WIDTH, (1, 1, GROUP))
     return tl.sum(grouped << shifts, 2)
@@ -139,7 +139,7 @@ def load_scales(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The scales of the tile's blocks, 0 behind the segment's end, and their checksum."""
+    """The scales of the tile's blocks, 0 past the segment's end, and their checksum."""
     begin = (first >> LOG2) * 2
     at = tl.arange(0, ROWS)
     address = wire + tl.load(row + SECTION) + begin

@@ -39,7 +39,7 @@ def value(codes: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def quantise(v: tl.tensor, peak: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of finite blocks: scales, codes, and what the codes leave out."""
+    """Finite blocks' scales, codes, and what the codes leave out."""
     scale = absmax_scale(peak, MOST, CAP)
     # A zero block's codes are 0: none for the sign of a zero.
     codes = tl.where(scale[:, None] == 0, 0, e4m3(v * inverse(scale)[:, None]))

@@ -1,5 +1,5 @@
-"""What a frame's tiles have in common: checksums, faults, and the header, which the last tile of a
-frame writes or checks. No program waits for another.
+"""What the tiles of a frame share: checksums, faults, and the header, which the last tile writes or
+checks. No program waits for another.
 
 Scratch memory is zero before and after every call.
 """
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from zcomm.kernels.triton.tile import FRAMES, frame_at, words_at
 
-# The numbers of csrc/cuda/args.h. Those of bodies are in the stage that is reported last.
+# The numbers of csrc/cuda/args.h. Faults of bodies belong to the stage that is reported last.
 FAULT_CHECKSUM: tl.constexpr = tl.constexpr((1 << 62) | (1 << 16))
 FAULT_BODY: tl.constexpr = tl.constexpr(-(1 << 63))
 FAULT_SCALE: tl.constexpr = tl.constexpr(2 << 16)
@@ -26,7 +26,7 @@ FAULT_TOPK_VALUE: tl.constexpr = tl.constexpr(10 << 16)
 FAULT_TOPK_ENTRIES: tl.constexpr = tl.constexpr(11 << 16)
 NO_FAULT: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
-# A program sums the checksums of that many wires up before it adds them to the frame's.
+# A program sums the checksums of this many wires before it adds them to the frame's.
 PARTS: tl.constexpr = tl.constexpr(32)
 
 HAS_CHECKSUM: tl.constexpr = tl.constexpr(1 << 56)  # in a header's first word
@@ -34,7 +34,7 @@ HAS_CHECKSUM: tl.constexpr = tl.constexpr(1 << 56)  # in a header's first word
 
 @triton.jit
 def part(piece: tl.tensor, byte: tl.tensor) -> tl.tensor:
-    """A piece's part of the sum of word_i * (2 i + 1); `byte` is its place in the frame.
+    """A piece's share of the sum of word_i * (2 i + 1); `byte` is its place in the frame.
 
     A piece is an unsigned number in an int64, and lies in one word.
     """
@@ -43,7 +43,7 @@ def part(piece: tl.tensor, byte: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def is_last(done: tl.tensor, tiles: tl.tensor) -> tl.tensor:
-    """Whether this is the last of a frame's programs to come here. Counts from 0 again then."""
+    """Whether this is the last of a frame's programs to arrive. If so, resets the count."""
     last = tl.atomic_add(done, 1) + 1 == tiles
     if last:
         tl.atomic_xchg(done, 0)
@@ -128,7 +128,7 @@ def add_part(
     parts: tl.tensor,
     verify: tl.tensor,
 ) -> tl.tensor:
-    """The program's checksums, that of wire w raised; of a later wire the frame's is, at once."""
+    """Adds to the program's checksum of wire w; beyond PARTS wires, to the frame's at once."""
     if w >= PARTS:
         add_sum(tables, scratch, frame, w, sum, verify)
     return parts + tl.where(tl.arange(0, PARTS) == w, sum, 0)
@@ -147,7 +147,7 @@ def add_parts(
         frames = tl.load(words_at(tables) + FRAMES)
         w = tl.arange(0, PARTS)
         tl.atomic_add(words_at(scratch) + frames * (w + 1) + frame, parts, mask=w < count)
-        tl.debug_barrier()  # before one lane says that all is done
+        tl.debug_barrier()  # before one lane reports that all is done
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def wrong_field(
     row: tl.tensor,
     verify: tl.tensor,
 ) -> tl.tensor:
-    """The first field of a header that is not as expected, or -1; looked at from the last on."""
+    """The first field of a header that is not as expected, or -1. Earlier fields win."""
     other = word_0 ^ tl.load(row + 2)
     units = word_2 ^ tl.load(row + 4)
     has_checksum = (word_0 & HAS_CHECKSUM) != 0

@@ -1,6 +1,4 @@
-"""Which segments are idle: their gradient is all zero, they send zeros, and their residual stays as
-it was.
-"""
+"""Finds idle segments: their gradient is all zero, they send zeros and keep their residual."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ def copy_bytes(
 def copy_residual(
     source: tl.tensor, target: tl.tensor, kind: tl.tensor, row: tl.tensor, CHUNK: tl.constexpr
 ) -> None:
-    """What follows int8 storage's sections up to multiples of 16 is 0, as it is after an encode."""
+    """Pads the sections of int8 storage to multiples of 16 with 0, as an encode does."""
     if kind == INT8:
         codes, used = tl.load(row + RESIDUAL_CODES), tl.load(row + RESIDUAL_USED)
         copy_bytes(source, target, used, CHUNK)

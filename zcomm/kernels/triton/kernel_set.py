@@ -1,4 +1,4 @@
-"""The triton kernel set: kernels for GPUs of any make, on torch's current stream."""
+"""The triton kernel set: kernels for GPUs of any vendor, on torch's current stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEEP_IDLE = 32  # the flags of tile.py
 
 
 class TritonKernels(DeviceKernels):
-    """The kernels, started by `launch` (launch.py): on a device, or otherwise."""
+    """The kernels, started by `launch`; by default on a device (launch.py)."""
 
     def __init__(self, name: str = "triton", launch: Any = None) -> None:
         from zcomm.kernels.triton import registry
@@ -28,11 +28,11 @@ class TritonKernels(DeviceKernels):
 
     @property
     def step_elements(self) -> int:
-        """How many of them at once: of no influence either."""
+        """How many of them at once; this does not change any result either."""
         return self._registry.STEP_ELEMENTS
 
     def tile_elements(self, layout: KernelLayout) -> int:
-        """How many elements a program works on: of no influence on any result."""
+        """How many elements a program works on; this does not change any result."""
         return self._registry.TILE_ELEMENTS
 
     def launch_encode(self, layout: KernelLayout, stream: Stream, launch: EncodeLaunch) -> None:

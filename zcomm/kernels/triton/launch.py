@@ -1,4 +1,4 @@
-"""The one place from which kernels are launched. Whoever runs them otherwise gives another one."""
+"""The only place that launches kernels. To run them in another way, pass another launcher."""
 
 from __future__ import annotations
 

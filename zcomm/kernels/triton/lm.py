@@ -1,4 +1,4 @@
-"""lm4, lm3, lm2: a randomised Hadamard transform and a Lloyd-Max quantiser.
+"""lm4, lm3, lm2: a randomized Hadamard transform and a Lloyd-Max quantizer.
 
 y = H(sign * v * 2^-e)    t = floor(y * (48 / sqrt(tree(y*y) / b)))    code: t's cell
 q = level[code]           S = bf16(tree(y*q) / tree(q*q) / b * 2^e)    d = sign * H(q * S)
@@ -48,7 +48,7 @@ def sizes(m: tl.tensor, LOG2: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def flips(tables: tl.tensor, LOG2: tl.constexpr) -> tl.tensor:
-    """The sign bit that each element of a block is multiplied with, [1, block]."""
+    """The sign bit that multiplies each element of a block, [1, block]."""
     i = tl.arange(0, 1 << LOG2)
     words = tl.load(ints_at(tables) + (i >> 5))
     return ((words >> (i & 31)) << 31)[None, :]
@@ -104,7 +104,7 @@ def quantise(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of finite blocks of m elements: scales, codes, and what the codes leave out."""
+    """Scales and codes of finite blocks of m elements, and what the codes leave out."""
     size, exponent = sizes(m, LOG2)
     sign = flips(tables, LOG2)
     biased = peak >> 23
@@ -121,7 +121,7 @@ def quantise(
     d = flip(hadamard(q * bf16_value(scale)[:, None], size, ROWS, LOG2), sign)
     # A rotated zero may be -0, and the residual of a zero block is v, bit for bit.
     e = v - tl.where(dead, 0.0, d)
-    # That of a large value stays finite.
+    # The residual of a large value stays finite.
     most = (bits(e) & ~ABS) | (INF - 1)
     return scale, tl.where(dead, 0, codes), from_bits(tl.where(magnitude(e) < INF, bits(e), most))
 

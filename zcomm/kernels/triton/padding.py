@@ -1,4 +1,4 @@
-"""The bytes behind a section, up to a multiple of 16: a decoder wants them to be 0."""
+"""The bytes after a section, up to a multiple of 16. A decoder checks that they are 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zcomm.kernels.triton.tile import SECTION, USED, align16, bytes_at, section_
 def check_padding(
     row: tl.tensor, wire: tl.tensor, SECTION_INDEX: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Whether a byte of the section's padding is not 0, and the padding's part of the checksum."""
+    """Whether a byte of the section's padding is not 0, and the padding's share of the checksum."""
     used = tl.load(row + USED + SECTION_INDEX)
     at = used + tl.arange(0, 16)
     bytes = bytes_at(wire + tl.load(row + SECTION + SECTION_INDEX))

@@ -1,6 +1,6 @@
-"""none, bf16 and fp16: values go as they are or cast, in rows of 128 as int8 storage has them.
+"""none, bf16 and fp16: values unchanged or cast, in rows of 128, the block of int8 storage.
 
-The tile of a frame without elements is one of `none`.
+A frame without elements has a tile of `none`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def write_residual(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
-    """Elements that are `kept` enter int8 storage with their value read back."""
+    """In int8 storage, `kept` elements are stored again with the value that was read."""
     if kind == INT8:
         e = tl.where(kept, residual_value(raw, old, kind), e)
         kept = kept & (at < 0)
@@ -125,7 +125,7 @@ def encode_rows(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tl.tensor:
-    """The rows from element `first` on. Returns their checksum."""
+    """Encodes the rows from element `first` on. Returns their checksum."""
     NBYTES: tl.constexpr = 4 if CODEC == NONE else 2
     kind = residual_kind(tables, scratch, residual_in, segment, flags)
     v, at, valid, m, raw, old = load_rows(
@@ -199,8 +199,8 @@ def decode_rows(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tl.tensor:
-    """The rows from element `first` on, the segment's last ones if it `ends` there. Returns the
-    wires' checksums with their parts added."""
+    """Decodes the rows from element `first` on, the segment's last ones if it `ends` there.
+    Returns the wires' checksums with their parts added."""
     NBYTES: tl.constexpr = 4 if CODEC == NONE else 2
     left = elements_left(row, first, ROWS << LOG2)
     at = places(ROWS, 1 << LOG2)

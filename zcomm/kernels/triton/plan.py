@@ -6,10 +6,10 @@
 | 16 ... 20          | HEADER: where segments and frames begin; how many there are  |
 | segments           | SEGMENT, one row each                                        |
 | frames             | FRAME, one row each                                          |
-| tiles              | TILE, one row each; those of one launch lie together         |
+| tiles              | TILE, one row each; those of one launch are contiguous       |
 
-A tile is a run of `tile_elements` elements of one segment: what one program works on. A frame
-without elements has an empty tile, of `none`: somebody must write and check its header.
+A tile is a run of `tile_elements` elements of one segment, the work of one program. A frame without
+elements has an empty tile of `none`, which writes or checks its header.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SEGMENT = (
     "residual_used_1",
     "frame",
     "frame_start",
-    "topk",  # among the layout's topk segments
-    "first_tile",  # and the tiles of those before it
+    "topk",  # its index among the layout's topk segments
+    "first_tile",  # the number of tiles of earlier topk segments
     "tiles",
 )
 FRAME = ("start", "tiles", "word_0", "word_1", "word_2")  # the header without a checksum
@@ -51,9 +51,9 @@ TILE = ("segment", "index")  # or NO_SEGMENT and the frame
 NO_SEGMENT = -1
 SIGN_WORDS = 16
 
-PLAIN_BLOCK = 128  # of int8 storage under a codec without blocks
+PLAIN_BLOCK = 128  # the block of int8 storage under a codec without blocks
 TOPK_RANGE = 65536
-# A topk segment's scratch memory: histograms of four digits, then what launches leave for the next.
+# A topk segment's scratch memory: histograms of four digits, then state between launches.
 TOPK_BINS = 256
 TOPK_DIGITS = 4
 TOPK_STATE = 2 + 2 * (TOPK_DIGITS + 1)
@@ -67,7 +67,7 @@ _WIDTHS = {CODEC_IDS[name]: bits for name, bits in (PLAIN_WIDTHS | BLOCK_WIDTHS)
 _LM = range(CODEC_IDS["lm4"], CODEC_IDS["lm2"] + 1)
 _TOPK = CODEC_IDS["topk"]
 _KNOWN = {*_WIDTHS, _TOPK}
-_MAX_PARTS = 1 << 24  # what a fault has bits for
+_MAX_PARTS = 1 << 24  # a fault has bits for this many
 _MAX_PROGRAMS = (1 << 31) - 1
 
 
@@ -81,7 +81,7 @@ class Group(NamedTuple):
 
 
 class TilePlan:
-    """The table, the groups, and how much scratch memory calls need."""
+    """A layout's table, its launches, and how much scratch memory calls need."""
 
     def __init__(self, layout: KernelLayout, tile_elements: int) -> None:
         if max(len(layout.segments), len(layout.frames)) >= _MAX_PARTS:

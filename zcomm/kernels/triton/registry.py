@@ -1,4 +1,4 @@
-"""Every kernel and variant, for whoever launches them or compiles them ahead of time."""
+"""Every kernel and variant, to launch or to compile ahead of time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from zcomm.kernels.triton.arguments import ARGUMENT_TYPE, DECODE_ARGUMENTS, ENCO
 from zcomm.kernels.triton.plan import BLOCK_WIDTHS, PLAIN_BLOCK, PLAIN_WIDTHS, TOPK_DIGITS
 from zcomm.wire.header import CODEC_IDS
 
-# A tile is one warp's work, in steps that its registers hold: then no sum over a block goes through
-# shared memory. Warps share larger blocks, so that lanes have few elements each and spill none.
+# A tile is one warp's work, in steps that fit its registers, so that sums over a block stay out
+# of shared memory. Warps share larger blocks, so that each lane has few elements and spills none.
 TILE_ELEMENTS = 2048
 STEP_ELEMENTS = 128
 OPTIONS = MappingProxyType({"enable_fp_fusion": False})
@@ -24,14 +24,14 @@ _LOG2_BLOCKS = range(5, 11)
 _LOG2_PLAIN = PLAIN_BLOCK.bit_length() - 1
 _WARPS = {256: 2, 512: 2, 1024: 4}
 _CALLS = ("encode", "decode")
-_CHUNK = 1024  # tiles or entries that topk looks at together
+_CHUNK = 1024  # tiles or entries that topk handles together
 
 
 @dataclass(frozen=True)
 class Variant:
     """A kernel as it is compiled: `function` with its constexprs, and how many warps run it."""
 
-    name: str  # of this variant: "encode_int4_128"
+    name: str  # such as "encode_int4_128"
     function: Any
     arguments: Sequence[str]
     constexprs: Mapping[str, int]
@@ -39,21 +39,21 @@ class Variant:
 
     @property
     def signature(self) -> dict[str, str]:
-        """Of all parameters, in their order."""
+        """The types of all parameters, in order."""
         types = dict.fromkeys(self.arguments, ARGUMENT_TYPE)
         return types | dict.fromkeys(self.constexprs, "constexpr")
 
     @property
     def options(self) -> dict[str, Any]:
-        """The compiler's, for any target."""
+        """The compiler's options for any target."""
         return {"num_warps": self.num_warps, **OPTIONS}
 
     def options_for(self, backend: str) -> dict[str, Any]:
-        """Those for a target: "cuda" or another one."""
+        """The compiler's options for a backend: "cuda" or another one."""
         if backend != "cuda":
             return self.options
-        # As many registers as a thread can have, all of a program's in one multiprocessor: ptxas
-        # would rather spill a few to have more programs at once.
+        # As many registers as a thread can have, with all of a program's in one multiprocessor.
+        # By itself, ptxas would spill a few to run more programs at once.
         return {**self.options, "maxnreg": min(_REGISTERS // (32 * self.num_warps), 255)}
 
 
@@ -61,7 +61,7 @@ class Variant:
 def variant(
     name: str, tile_elements: int = TILE_ELEMENTS, step_elements: int = STEP_ELEMENTS
 ) -> Variant:
-    """The one of this name."""
+    """The variant of this name."""
     known = variants(tile_elements, step_elements)
     return next(found for found in known if found.name == name)
 
@@ -70,8 +70,8 @@ def variant(
 def variants(
     tile_elements: int = TILE_ELEMENTS, step_elements: int = STEP_ELEMENTS
 ) -> tuple[Variant, ...]:
-    """All of them, for tiles of this many elements, a power of two from 1024 to 65536, and steps of
-    so many, at least a block and at most a tile."""
+    """All variants for tiles of this many elements, a power of two from 1024 to 65536, and steps of
+    this many, at least a block and at most a tile."""
     found = []
     for name, width in BLOCK_WIDTHS.items():
         for log2 in _LOG2_BLOCKS:
@@ -91,7 +91,7 @@ def variant_name(call: str, codec: int, block: int) -> str:
 
 
 def topk_encode() -> tuple[str, ...]:
-    """The names of topk's launches, in their order."""
+    """The names of topk's launches, in order."""
     return (
         *(f"topk_digit_{i}" for i in range(TOPK_DIGITS)),
         "topk_count",

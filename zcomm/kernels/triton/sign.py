@@ -19,7 +19,7 @@ from zcomm.kernels.triton.bits import (
 )
 from zcomm.kernels.triton.block import tree
 
-# From 2^100 on the sum of a block could overflow, and is taken 2^64 times smaller.
+# From 2^100 on the sum of a block could overflow, so it is taken 2^64 times smaller.
 LARGE: tl.constexpr = tl.constexpr(227 << 23)
 DOWN: tl.constexpr = tl.constexpr(2.0**-64)
 UP: tl.constexpr = tl.constexpr(2.0**64)
@@ -29,7 +29,7 @@ UP: tl.constexpr = tl.constexpr(2.0**64)
 def quantise(
     v: tl.tensor, peak: tl.tensor, m: tl.tensor, ROWS: tl.constexpr, LOG2: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of finite blocks of m elements: scales, codes, and what the codes leave out."""
+    """Scales and codes of finite blocks of m elements, and what the codes leave out."""
     large = peak >= LARGE
     sizes = from_bits(magnitude(v)) * tl.where(large, DOWN, 1.0)[:, None]
     mean = tl.div_rn(tree(sizes, ROWS, LOG2), tl.maximum(m, 1).to(tl.float32))

@@ -1,7 +1,7 @@
-"""What a program finds in the layout's table (plan.py), and where its tile's elements lie.
+"""What a program reads from the layout's table (plan.py), and where its tile's elements lie.
 
 Addresses are int64. Rows and columns of a tile are its blocks and their elements; an element's
-place in the tile, and all that is counted in a tile, is int32.
+place in the tile, and every count within a tile, is int32.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TOPK: tl.constexpr = tl.constexpr(plan.SEGMENT.index("topk"))
 FIRST_TILE: tl.constexpr = tl.constexpr(plan.SEGMENT.index("first_tile"))
 TILES: tl.constexpr = tl.constexpr(plan.SEGMENT.index("tiles"))
 
-# The bits of an encode call's flags: numbers of the gradient's and of the residuals' dtype, whether
-# there is a checksum, whether idle segments are kept. A decode call's: whether checksums are.
+# The bits of an encode call's flags: the gradient's and the residuals' dtype by number, whether
+# there is a checksum, whether idle segments keep their residuals.
 GRAD_FP32: tl.constexpr = tl.constexpr(0)
 GRAD_BF16: tl.constexpr = tl.constexpr(1)
 RESIDUAL_SHIFT: tl.constexpr = tl.constexpr(2)
@@ -107,13 +107,13 @@ def places(ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def block_lengths(left: tl.tensor, ROWS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
-    """Elements of each block, 0 behind the segment's end."""
+    """Elements of each block, 0 past the segment's end."""
     return tl.minimum(tl.maximum(left - (tl.arange(0, ROWS) << LOG2), 0), 1 << LOG2)
 
 
 @triton.jit
 def section_byte(row: tl.tensor, i: tl.constexpr, byte: tl.tensor) -> tl.tensor:
-    """Where a byte of section i lies in its frame: what its weight in the checksum comes from."""
+    """Where a byte of section i lies in its frame, which gives its weight in the checksum."""
     return tl.load(row + SECTION + i) - tl.load(row + FRAME_START) + byte
 
 

@@ -1,5 +1,5 @@
-"""topk: the k-th largest magnitude of each segment by four histograms of a digit each, then entries
-in the order of elements.
+"""topk: finds the k-th largest magnitude of each segment with four histograms, one per digit, then
+writes entries in the order of elements.
 
 | launch       | what it leaves for the next one                                              |
 | ------------ | ---------------------------------------------------------------------------- |
@@ -36,9 +36,9 @@ DIGITS: tl.constexpr = tl.constexpr(plan.TOPK_DIGITS)
 TOPK_WORDS: tl.constexpr = tl.constexpr(plan.TOPK_WORDS)
 TOPK_SEGMENTS: tl.constexpr = tl.constexpr(plan.SIGN_WORDS + plan.HEADER.index("topk_segments"))
 STRIP_WORDS: tl.constexpr = tl.constexpr(plan.STRIP_WORDS)
-# In a segment's scratch memory, behind the histograms: whether an element is not finite, while that
-# is found out and afterwards; then, for each known digit, the digits so far and how many elements
-# with these digits are sent.
+# In a segment's scratch memory, after the histograms: whether an element that is not finite was FOUND
+# so far, and the answer for later launches; then, for each known digit, the digits so far and
+# how many elements with these digits are sent.
 FOUND: tl.constexpr = tl.constexpr(plan.TOPK_BINS * plan.TOPK_DIGITS)
 NOT_FINITE: tl.constexpr = tl.constexpr(plan.TOPK_BINS * plan.TOPK_DIGITS + 1)
 KNOWN: tl.constexpr = tl.constexpr(plan.TOPK_BINS * plan.TOPK_DIGITS + 2)
@@ -54,7 +54,7 @@ def topk_at(tables: tl.tensor, scratch: tl.tensor, row: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def strips_at(tables: tl.tensor, scratch: tl.tensor, row: tl.tensor) -> tl.tensor:
-    """Two words for each of the segment's tiles, behind the memory of all topk segments."""
+    """Two words for each of the segment's tiles, after the memory of all topk segments."""
     table = words_at(tables)
     first = 2 * tl.load(table + FRAMES) + tl.load(table + SEGMENTS)
     first += tl.load(table + TOPK_SEGMENTS) * TOPK_WORDS
@@ -85,7 +85,7 @@ def known_digits(
 def save_digits(
     topk: tl.tensor, tile: tl.tensor, before: tl.tensor, left: tl.tensor, COUNT: tl.constexpr
 ) -> None:
-    """By the segment's first tile, for the next launch."""
+    """The segment's first tile saves them for the next launch."""
     if tile == 0:
         tl.store(topk + KNOWN + 2 * COUNT, before)
         tl.store(topk + KNOWN + 2 * COUNT + 1, left)
@@ -146,7 +146,7 @@ def topk_digit(
     digits = tl.where(counted, (u >> SHIFT) & (BINS - 1), 0)
     bins = tl.arange(0, BINS)
     counts = tl.histogram(tl.reshape(digits, (ROWS << LOG2,)), BINS).to(tl.int64)
-    # The others were counted as zeros.
+    # The other elements were counted as zeros.
     counts -= tl.where(bins == 0, (ROWS << LOG2) - tl.sum(counted.to(tl.int64)), 0)
     tl.atomic_add(topk + BINS * DIGIT + bins, counts, mask=counts != 0)
 
@@ -191,7 +191,7 @@ def topk_share(
     flags: tl.int64,
     CHUNK: tl.constexpr,
 ) -> None:
-    """The program of a segment's first tile works for all of them; histograms are zero again."""
+    """A segment's first tile does the work for all its tiles, and clears the histograms."""
     _, tile, row = own_tile(tables, tiles)
     if tile == 0:
         topk = topk_at(tables, scratch, row)

@@ -51,8 +51,8 @@ FLAGGED: tl.constexpr = tl.constexpr(0xFFFFFFFF)
 def sum_counts(
     row: tl.tensor, wire: tl.tensor, first: tl.tensor, CHUNK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Entries before the range of element `first` and in it; what the counts are refused for; how
-    many of them are flagged; and their checksum."""
+    """Entries before the range of element `first` and in it, why the counts are refused, how many
+    of them are flagged, and their checksum."""
     n, ranges = tl.load(row + N), tl.load(row + USED) // 4
     own_range = first // RANGE
     begin, before, own, total, flagged = n * 0, n * 0, n * 0, n * 0, n * 0
@@ -104,7 +104,7 @@ def add_entries(
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Adds the tile's entries to `to`; what they are refused for, and their checksum."""
+    """Adds the tile's entries to `to`; returns why they are refused, and their checksum."""
     offset_of_tile = first % RANGE
     n = tl.minimum(tl.load(row + N) - (first - offset_of_tile), RANGE)
     offsets = shorts_at(wire + tl.load(row + SECTION + 1)) + before
@@ -123,7 +123,7 @@ def add_entries(
         bad = tl.where(known, NO_FAULT, FAULT_TOPK_VALUE | value)
         bad = tl.where(ordered, bad, FAULT_TOPK_OFFSET | offset)
         low = tl.minimum(low, tl.min(tl.where(there, bad, NO_FAULT)))
-        # Offsets that do not increase may lie anywhere.
+        # Offsets that do not increase may point anywhere.
         at = offset - offset_of_tile.to(tl.int32)
         inside = there & (at >= 0) & (at < left)
         total = from_bits(tl.load(to + at, mask=inside, other=0)) + bf16_value(value)
@@ -139,7 +139,7 @@ def add_entries(
 def skip_entries(
     row: tl.tensor, wire: tl.tensor, tile: tl.tensor, TILE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Entries that cannot be used: whether one in the tile's share is not 0, and the checksum."""
+    """Skips unusable entries: whether one in the tile's share is not 0, and their checksum."""
     k, tiles = tl.load(row + K), tl.load(row + TILES)
     i = k * tile // tiles + tl.arange(0, TILE)
     mine = i < k * (tile + 1) // tiles
@@ -152,7 +152,7 @@ def skip_entries(
 
 @triton.jit
 def check_paddings(row: tl.tensor, wire: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Of all three sections: FAULT_PADDING or NO_FAULT, and the paddings' checksum."""
+    """Checks all three sections: FAULT_PADDING or NO_FAULT, and the paddings' checksum."""
     nonzero, sum = check_padding(row, wire, 0)
     for i in tl.static_range(1, 3):
         another, more = check_padding(row, wire, i)

@@ -55,8 +55,7 @@ def write_entries(
     entry: tl.tensor,
     values: tl.tensor,
 ) -> tl.tensor:
-    """Of elements that are sent: offsets and values, the first one's at `entry`. Returns their
-    checksum."""
+    """Writes offsets and values of sent elements, starting at `entry`. Returns their checksum."""
     offsets = (first % RANGE).to(tl.int32) + at
     to = shorts_at(wire + tl.load(row + SECTION + 1)) + entry
     tl.store(to, offsets.to(tl.uint16), mask=sent)
@@ -69,7 +68,7 @@ def write_entries(
 
 @triton.jit
 def clear_entries(row: tl.tensor, wire: tl.tensor, tile: tl.tensor, TILE: tl.constexpr) -> None:
-    """Of a segment that is not finite: each tile clears its share."""
+    """Each tile of a segment that is not finite clears its share of the entries."""
     k, tiles = tl.load(row + K), tl.load(row + TILES)
     entry = k * tile // tiles + tl.arange(0, TILE)
     mine = entry < k * (tile + 1) // tiles
@@ -87,7 +86,7 @@ def write_count(
     not_finite: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The tile that begins a range writes how many entries it has. Returns its checksum."""
+    """The tile that begins a range writes the range's count. Returns its checksum."""
     PER_RANGE: tl.constexpr = RANGE // TILE
     sum = tile * 0
     if tile % PER_RANGE == 0:
@@ -120,7 +119,7 @@ def topk_write(
     first = tile * (ROWS << LOG2)
     topk, strips = topk_at(tables, scratch, row), strips_at(tables, scratch, row)
     not_finite = tl.load(topk + NOT_FINITE)
-    # No magnitude lies above that: then nothing is sent.
+    # No magnitude exceeds this threshold, so nothing is sent.
     threshold = tl.where(not_finite != 0, ABS, tl.load(topk + KNOWN + 2 * DIGITS))
     v, valid, m, kind, raw, old = load_tile(
         tables, scratch, grad, residual_in, prescale, flags, row, segment, tile, ROWS, LOG2

@@ -14,7 +14,7 @@ INT8_MAX: tl.constexpr = tl.constexpr(127)
 INT8_CAP: tl.constexpr = tl.constexpr(0x7C01)
 INT4_MAX: tl.constexpr = tl.constexpr(7)
 INT4_CAP: tl.constexpr = tl.constexpr(0x7E12)
-# Added and taken away again, it rounds numbers below 2^22 to integers, halves to even.
+# Adding and subtracting it rounds numbers below 2^22 to integers, halves to even.
 ROUND: tl.constexpr = tl.constexpr(12582912.0)
 
 
@@ -37,7 +37,7 @@ def inverse(scale: tl.tensor) -> tl.tensor:
 def quantise(
     v: tl.tensor, peak: tl.tensor, WIDTH: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of finite blocks: scales, codes, and what the codes leave out."""
+    """Finite blocks' scales, codes, and what the codes leave out."""
     MOST: tl.constexpr = INT8_MAX if WIDTH == 8 else INT4_MAX
     CAP: tl.constexpr = INT8_CAP if WIDTH == 8 else INT4_CAP
     scale = absmax_scale(peak, MOST, CAP)

@@ -1,6 +1,6 @@
-"""What is encoded: v = gradient * prescale, plus the residual; and what is kept of it.
+"""What is encoded, v = gradient * prescale + residual, and the new residual.
 
-A residual's stored bits are read as they are (`raw`), so that what stays as it was keeps its bytes.
+A residual's stored bits are read unchanged (`raw`), so that a kept residual keeps its bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def residual_kind(
     segment: tl.tensor,
     flags: tl.tensor,
 ) -> tl.tensor:
-    """Its storage, or NO_RESIDUAL: the segment has none, or is idle and leaves it alone."""
+    """The residual's storage, or NO_RESIDUAL if the segment has none or is idle and keeps it."""
     kind = (flags >> RESIDUAL_SHIFT) & 3
     if kind != NO_RESIDUAL:
         if tl.load(words_at(residual_in) + segment) == 0:
@@ -131,7 +131,7 @@ def load_rows(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """How every encode begins: v from element `first` on, 0 behind the segment's end.
+    """How every encode begins: v from element `first` on, 0 past the segment's end.
 
     Then the elements' places, which of them exist, the lengths of blocks, and the stored residual.
     `prescale` is the bits of an fp32 number.
@@ -164,7 +164,7 @@ def store_residual(
     ROWS: tl.constexpr,
     LOG2: tl.constexpr,
 ) -> None:
-    """Writes e; where `kept`, what was there. int8 storage looks at each block's `kept` alone."""
+    """Writes e, or the old bits where `kept`. int8 storage keeps or replaces whole blocks."""
     if kind != NO_RESIDUAL:
         address = tl.load(words_at(residual) + segment)
         if kind == FP32:
