@@ -1,4 +1,4 @@
-"""The command `zcomm` as a whole: from an empty directory, at 80 and 200 columns, into a file."""
+"""The `zcomm` command: from an empty directory, at 80 and 200 columns, into a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import zcomm
 from zcomm.cli import COMMANDS, main
 
-# What pip installed; without an installed wheel (see test_packaging.py) the same by another name.
+# The script that pip installed; without an installed wheel, the module.
 SCRIPT = Path(sys.executable).parent / "zcomm"
 COMMAND = [str(SCRIPT)] if "ZCOMM_WHEEL" in os.environ else [sys.executable, "-P", "-m", "zcomm"]
 PLAN = "plan --params 7e9 --world 64 --hosts 8 --net 10gbit --optimizer adamw --dtype bf16"
@@ -24,7 +24,7 @@ CONTROL_CODE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 def run_zcomm(
     folder: Path, arguments: str, columns: int = 80, code: int = 0, **env: str
 ) -> tuple[str, str]:
-    """What is printed, and to stderr, into files in an empty folder, where nothing is left."""
+    """stdout and stderr of a run in an empty folder, which it must leave empty."""
     empty = folder / "empty"
     empty.mkdir()
     with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
@@ -73,7 +73,7 @@ def test_help_fits_the_terminal(
     text = capsys.readouterr().out
     assert text.startswith(" ".join(["usage: zcomm", *command]))
     assert not CONTROL_CODE.search(text)
-    # A command in an example is not cut in two.
+    # A command in an example is not split across lines.
     prose = re.sub(r"^    (?:zcomm|torchrun) .*", "", text, flags=re.MULTILINE)
     assert widest(prose) <= columns
 
@@ -96,7 +96,7 @@ def test_an_unknown_command_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_doctor_into_a_file(tmp_path: Path) -> None:
-    # Without UTF-8, as on a bare machine.
+    # Without UTF-8, as on a minimal machine.
     text, err = run_zcomm(tmp_path, "doctor", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert text.endswith("\n\nready\n"), text
     assert text.isascii()

@@ -25,13 +25,13 @@ from zcomm.planning.cost import KINDS, OWN
 
 SIZE = 64 << 10
 SMALL = ["--max-size", "64K", "--rounds", "1"]
-# A free port of the machine's choice.
+# Any free port.
 RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *RENDEZVOUS]
 
 
 def zcomm_command(*arguments: str, folder: Path, start: list[str] | None = None) -> Any:
-    """The command in a process of its own, with its output in a pipe."""
+    """The command in its own process, with its output in a pipe."""
     line = [sys.executable, "-P", *(start or []), "-m", "zcomm", *arguments]
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
@@ -170,7 +170,7 @@ def test_bounds_know_blocks_and_small_sizes() -> None:
 
 
 def sent_by_engine(rank: int, world_size: int, key: Key, nbytes: int) -> int:
-    """Runs on every rank: what the engine counted for one collective."""
+    """Runs on every rank: the bytes that the engine counted for one collective."""
     measure(rank, world_size, nbytes, [Key(key.kind, OWN), key], 0, "gloo")  # round 0 only
     (engine,) = zcomm.collectives._engines.values()
     before = engine.thread.counters.wire_bytes

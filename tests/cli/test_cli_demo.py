@@ -49,13 +49,13 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background job ignores Ctrl-C, and so would what the tests start there.
+        # A shell's background jobs ignore Ctrl-C, and so do the processes that tests start there.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
 class Demo:
-    """A short one, with output to pipes."""
+    """A short demo, with its output in pipes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -142,7 +142,7 @@ def test_the_picture_is_the_plots_side_by_side(demo: Demo) -> None:
 
 
 def rank_processes(parent: int) -> list[str]:
-    """The command lines of the ranks that a demo has started and that are still there."""
+    """The command lines of ranks that a demo started and that still run."""
     lines = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -204,7 +204,7 @@ def different_clocks(rank: int, world_size: int) -> int:
 
 
 def test_all_ranks_train_as_long_as_rank_0_says() -> None:
-    # 10.7 s are kept for the held-out text: 32 batches on each rank, a third of a step each.
+    # 10.7 s are reserved for the held-out text: 32 batches per rank, a third of a step each.
     assert run_ranks(2, different_clocks) == [117, 117]
 
 
@@ -229,7 +229,7 @@ def test_replicas_that_differ_are_reported() -> None:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[io.TextIOWrapper, int]]:
-    """The program's side of a terminal of 80 columns, and the other side."""
+    """Both sides of an 80-column terminal: the program's, and ours."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with open(theirs, "w", encoding="utf-8") as stream:

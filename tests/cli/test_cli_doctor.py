@@ -1,4 +1,4 @@
-"""`zcomm doctor`: what it finds on this machine, and what it says where something is wrong."""
+"""`zcomm doctor`: what it finds on this machine, and what it says when something is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zcomm doctor` about GPUs: those that there are, and whether zcomm's kernels can use them."""
+"""`zcomm doctor` and GPUs: which ones exist, and whether zcomm's kernels can use them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The documentation is true: its Python runs, its commands exist, its links lead somewhere.
 
-Plain blocks run here, one process for a page; those marked ranks=2 under torchrun, one for a page.
+Plain blocks of a page run in one process; blocks marked ranks=2 run under torchrun.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pages import DIFF, GUIDE, PAGES, PYTHON, RANKS, README, ROOT, blocks, pages
 from scripts import python, torchrun
 from zcomm.cli import make_parser
 
-# Run by `make test-integrations`; in the README, an excerpt of what is.
+# `make test-integrations` runs the whole scripts; these pages show excerpts of them.
 FRAMEWORKS = ("diff lightning", "diff transformers", "diff accelerate")
 
 
@@ -76,7 +76,7 @@ def test_diffs_for_frameworks_are_excerpts_of_what_is_run(framework: str) -> Non
         assert all(line in lines for line in excerpt.splitlines()), excerpt  # in their order
 
 
-# Commands: those in lines of their own are whole, those inside a sentence may leave options out.
+# Commands on their own line are complete; those in a sentence may omit options.
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -106,7 +106,7 @@ def without_code(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub derives from headings."""
     headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

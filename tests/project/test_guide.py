@@ -20,9 +20,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs/guide.md"
 GAP = "…"
-# Functions that raise the message they are given, and which of their arguments it is.
+# Functions that raise the message they are given, and the position of that argument.
 RAISING = {"refuse": 1, "give_up": 0, "warn": 0, "exit": 0, "error": 0}
-# Words of so many messages that they tell none from another.
+# Words that are in too many messages to identify one.
 USUAL = re.compile(r"\b(expected|got|rank|ranks|parameter|parameters|of|a|the|in|on|for)\b")
 
 
@@ -42,7 +42,7 @@ def modules() -> dict[str, ast.Module]:
 
 @cache
 def exceptions() -> set[str]:
-    """The names of Python's exceptions, and of zcomm's own."""
+    """The names of Python's exceptions and of zcomm's."""
     known = {
         name
         for name, it in vars(builtins).items()
@@ -70,7 +70,7 @@ def message_of(call: ast.Call) -> ast.expr | None:
 
 
 class Texts:
-    """What expressions of one file stand for, as far as it is constant text."""
+    """The constant text that expressions of one file stand for."""
 
     def __init__(self, tree: ast.Module) -> None:
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -105,7 +105,7 @@ class Texts:
 def calls(
     node: ast.AST, scope: ast.FunctionDef | None
 ) -> Iterator[tuple[ast.Call, ast.FunctionDef | None]]:
-    """All calls, and the function that each is in."""
+    """Every call, with the function that contains it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call):
             yield child, scope
@@ -114,7 +114,7 @@ def calls(
 
 @cache
 def assigned(function: ast.FunctionDef) -> dict[str, ast.expr]:
-    """The local names that are given a value once, and that value."""
+    """Local names that are assigned exactly once, and their values."""
     nodes = list(ast.walk(function))
     stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     times = Counter([*stored, *(node.arg for node in nodes if isinstance(node, ast.arg))])
@@ -148,7 +148,7 @@ def native_messages(source: str) -> Iterator[tuple[int, str]]:
 
 
 def cpp_arguments(source: str, start: int) -> list[str]:
-    """The arguments of a call, up to the bracket that closes it."""
+    """The arguments of a call, up to its closing bracket."""
     depth, arguments = 0, [""]
     for token in re.findall(r'"(?:[^"\\]|\\.)*"|.', source[start : start + 1000], re.DOTALL):
         depth += (token in "({") - (token in ")}")
@@ -166,17 +166,17 @@ def cpp_text(argument: str) -> str:
     return squeezed("".join(GAP if other else text for text, other in tokens))
 
 
-# What the guide says of them.
+# What the guide says about them.
 
 
 @cache
 def messages() -> tuple[Message, ...]:
-    """All but those that only put a place in front of another message."""
+    """Every message, except those that only prefix another one with a location."""
     found = []
     for name, tree in modules().items():
         found += [Message(f"{name}:{line}", text) for line, text in Texts(tree).messages()]
     for path in sorted((ROOT / "csrc").rglob("*.*")):
-        # What the emulator says is for those who write kernels.
+        # The emulator's messages are for kernel authors.
         if path.suffix in (".h", ".cpp") and not {"tests", "emulator"} & set(path.parts):
             native = native_messages(path.read_text())
             where = path.relative_to(ROOT)
@@ -192,7 +192,7 @@ def entries() -> tuple[str, ...]:
 
 
 def explains(entry: str, message: str) -> bool:
-    """Whether the entry is the message, or a piece of it that tells it from others."""
+    """Whether the entry is the message, or a part that identifies it."""
     if entry == message:
         return True
     pieces = [re.escape(piece) for piece in entry.split(GAP) if piece]

@@ -1,4 +1,4 @@
-"""zcomm needs no NumPy, and says so where torch does."""
+"""zcomm works without NumPy, and says so where torch needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed is what was built: the wheel, its metadata, its native module, its tables."""
+"""The installed package is the one that was built: wheel, metadata, native module, tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import zcomm._core
 from zcomm.wire import lm_tables
 
 ROOT = Path(__file__).resolve().parents[2]
-# Set by `make test`: the wheel whose contents are under test.
+# Set by `make test`: the wheel under test.
 WHEEL = os.environ.get("ZCOMM_WHEEL")
 
 needs_wheel = pytest.mark.skipif(WHEEL is None, reason="run by `make test`, which sets ZCOMM_WHEEL")
@@ -59,7 +59,7 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
 
 
 def device_sources() -> set[Path]:
-    """What kernel files include, one through another, and the options that they need."""
+    """Everything that kernel files include, directly or not, and the options to compile them."""
     todo = [*(ROOT / "csrc/cuda").glob("*.cu")]
     found = {ROOT / "csrc/cuda/nvcc_options.txt", *todo}
     while todo:
@@ -105,7 +105,7 @@ def test_every_tool_of_dev_is_pinned() -> None:
 
 @pytest.fixture(scope="module")
 def clean_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python of a new environment with the wheel; torch is lent, nothing is downloaded."""
+    """A new environment with the wheel installed. It borrows our torch; nothing is downloaded."""
     assert WHEEL is not None
     folder = tmp_path_factory.mktemp("clean") / "venv"
     venv.create(folder, symlinks=True)
@@ -114,7 +114,7 @@ def clean_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(ROOT / WHEEL)]
     subprocess.run(install, check=True)
     site_packages = next(folder.glob("lib/python*/site-packages"))
-    # Behind the environment's own: its zcomm comes first.
+    # Searched last, so that the environment's own zcomm wins.
     (site_packages / "lent.pth").write_text(sysconfig.get_paths()["platlib"] + "\n")
     return python
 
@@ -136,12 +136,12 @@ def test_the_wheel_passes_doctor_in_a_clean_environment(clean_python: Path, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-# Against the installed wheel: annotations that only the source tree's settings accept do not count.
+# Checks against the installed wheel, without the settings of the source tree.
 @needs_wheel
 def test_a_users_script_is_clean_under_mypy_strict(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text((ROOT / "tests" / "support" / "typed_training.py").read_text())
-    # The version and the cache of `make lint`: torch's own modules take most of a minute, once.
+    # Shares version and cache with `make lint`: reading torch takes most of a minute, once.
     options = ["--strict", "--config-file=", "--python-version=3.10"]
     cache = f"--cache-dir={ROOT / '.mypy_cache'}"
     command = [sys.executable, "-m", "mypy", *options, cache, "train.py"]
@@ -170,7 +170,7 @@ def test_native_module_has_no_torch_symbol() -> None:
 @needs_binutils
 def test_native_module_exports_only_its_init_function() -> None:
     symbols = [line.split() for line in _nm("--defined-only").splitlines()]
-    # Weak and unique symbols (V, W, u) are the C++ library's templates.
+    # Weak and unique symbols (V, W, u) are templates of the C++ library.
     assert [name for _, kind, name in symbols if kind in "TDBR"] == ["PyInit__core"]
 
 
@@ -228,7 +228,7 @@ def _bf16(x: float) -> float:
 
 @pytest.mark.parametrize("bits", [4, 3, 2])
 def test_levels_are_a_lloyd_max_quantiser(bits: int) -> None:
-    """Each level is the Gaussian's mean over its cell, rounded to bf16."""
+    """Each level is the mean of the Gaussian over its cell, rounded to bf16."""
     levels = lm_tables.LEVELS[bits]
     assert len(levels) == 2**bits
     assert list(levels) == [-q for q in reversed(levels)]
@@ -238,6 +238,6 @@ def test_levels_are_a_lloyd_max_quantiser(bits: int) -> None:
         density = [math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in (lo, hi)]
         mass = (math.erfc(lo / math.sqrt(2)) - math.erfc(hi / math.sqrt(2))) / 2
         assert level == _bf16((density[0] - density[1]) / mass)
-    # The cells end half way between two levels, to the rounding of both tables.
+    # Cells end halfway between two levels, up to the rounding of both tables.
     for end, one, other in zip(ends, levels[2 ** (bits - 1) :], levels[2 ** (bits - 1) + 1 :]):
         assert abs(end - (one + other) / 2) <= 0.5 / lm_tables.STEPS + other * 2**-8

@@ -1,4 +1,4 @@
-"""Elastic training: a rank is killed, torchrun restarts all, and the end is that of a whole run."""
+"""Elastic training: a rank is killed, torchrun restarts all, and the result does not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "elastic_training.py"
 
 
 def torchrun(folder: Path, *kill: int) -> list[Any]:
-    """What each of two ranks wrote at its end."""
+    """What each of the two ranks wrote when it finished."""
     folder.mkdir()
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
     options = ["--nproc-per-node", "2", "--max-restarts", "2"]
@@ -29,8 +29,8 @@ def torchrun(folder: Path, *kill: int) -> list[Any]:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            # Otherwise a restarted rank finds the addresses of the dead ones in torchrun's store,
-            # and init_process_group("gloo") fails or waits (torch 2.13).
+            # Without it, a restarted rank finds addresses of dead ranks in torchrun's store, and
+            # init_process_group("gloo") fails or hangs (torch 2.13).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         },
         capture_output=True,

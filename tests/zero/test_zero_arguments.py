@@ -1,4 +1,4 @@
-"""Arguments that ZeroOptimizer refuses: what was expected, what came, on every rank."""
+"""Arguments that ZeroOptimizer refuses: every rank says what it expected and what it got."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_optimizer_of_ones_own_is_taken(pair: World) -> None:
     assert pair.run(signed_by_hand) == [0.0, 0.0]
 
 
-# Refused by every rank for itself. Each: the optimizer, its arguments, and what the error says.
+# Each rank refuses these by itself. Each row: the optimizer, its arguments, the error text.
 REFUSED: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
     "LBFGS": (LBFGS, {}, "ValueError", ["LBFGS", "element by element"]),
     "Adafactor": (Adafactor, {}, "ValueError", ["Adafactor", "element by element"]),
@@ -89,7 +89,7 @@ def refusals(rank: int, world_size: int) -> dict[str, Raised]:
     for name, (optimizer, arguments, *_) in REFUSED.items():
         ddp = wrapped(Net)
         found[name] = raised(zcomm.ZeroOptimizer, ddp, optimizer, **arguments)
-        # Nothing is left of it: the model can have a hook, and a parameter another group.
+        # It leaves nothing behind: the model can still take a hook, and a parameter another group.
         zero(AdamW)(ddp).close()
     return found
 
@@ -147,7 +147,7 @@ def test_models_and_parameters_that_do_not_fit_are_refused(pair: World) -> None:
 
 
 def after_a_refusal(rank: int, world_size: int) -> list[float]:
-    """Training after a group or a model's parameter was refused is as if it had not been."""
+    """Training after a refused group or parameter is as if nothing had happened."""
     found = []
     for refused in (False, True):
         ddp = wrapped(Net)
@@ -184,7 +184,7 @@ def test_a_closure_is_refused_with_the_reason(pair: World) -> None:
         assert "call backward() before step()" in error.text
 
 
-# Ranks that differ: the arguments of rank 0 and rank 1, and what each is shown as.
+# Ranks that disagree: the arguments of rank 0 and rank 1, and how the error shows each.
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str, tuple[str, str]]] = {
     "lr": ({"lr": 0.125}, {"lr": 0.25}, "param_groups", ("0.125", "0.25")),
     "betas": (
@@ -237,7 +237,7 @@ def test_arguments_that_differ_are_named_on_every_rank(pair: World) -> None:
 
 
 def later_differences(rank: int, world_size: int, what: str) -> Raised:
-    """Groups that a rank changes after the start."""
+    """Groups that one rank changes after the start."""
     ddp = wrapped(Net)
     opt = zero(AdamW, timeout_s=20.0)(ddp, trainable(ddp)[:4])
     train(ddp, opt, rank, steps=2)

@@ -1,4 +1,4 @@
-"""ZeroOptimizer's bits: those of the plain optimizer, and the same on all ranks."""
+"""ZeroOptimizer gives the bits of the plain optimizer, and the same ones on all ranks."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_replicas_are_identical_after_200_steps(quartet: World, count: int) -> N
 
 
 def wide() -> nn.Module:
-    """Several pieces for each owner, and no whole number of blocks."""
+    """Several pieces per owner, and not a whole number of blocks."""
     return nn.Sequential(nn.Linear(32, 437), nn.Tanh(), nn.Linear(437, 437), nn.Linear(437, 7))
 
 
@@ -142,7 +142,7 @@ def test_no_bit_depends_on_buckets_chunks_or_threads(quartet: World) -> None:
 
 
 def state_of_each_parameter(rank: int, world_size: int, count: int) -> dict[str, list[int]]:
-    """How many elements each parameter has, and each of its states after the first step."""
+    """The number of elements of each parameter, and of its states after the first step."""
     group, found = among(count), {}
     for codec, param_codec in (("none", None), ("lm4", "lm4")) if group else ():
         ddp = wrapped(Net, process_group=group)

@@ -1,4 +1,4 @@
-"""Checkpoints of ZeroOptimizer: any number of ranks, bit for bit, whole or not there."""
+"""Checkpoints of ZeroOptimizer: any number of ranks, bit for bit, complete or absent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest_plugins = ["ddp_ranks", "zero_ranks"]
 
 @pytest.fixture(scope="module")
 def saved(quartet: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """Of 4 ranks, and what they had."""
+    """A checkpoint of 4 ranks, and what they held when they saved it."""
     folder = tmp_path_factory.mktemp("checkpoint")
     return folder, quartet.run(trainings.save, folder, BOTH_WAYS, 5)
 
@@ -46,7 +46,7 @@ def test_a_checkpoint_of_4_ranks_loads_at_any_number(
 
 
 def masters(ranks: list[Any]) -> dict[str, Tensor]:
-    """Runs of all ranks, joined."""
+    """The runs of all ranks, joined."""
     joined = {}
     for name in ranks[0]["masters"]:
         parts = sorted((one["masters"][name] for one in ranks), key=lambda part: part[0])
@@ -55,7 +55,7 @@ def masters(ranks: list[Any]) -> dict[str, Tensor]:
 
 
 def assert_conserved(after: list[Any], before: list[Any]) -> None:
-    """The sum over the ranks, to the rounding of at most three additions."""
+    """The sum over the ranks, up to the rounding of three additions."""
     names = before[0]["residuals"]
     assert names
     for name in names:

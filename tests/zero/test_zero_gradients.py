@@ -1,4 +1,4 @@
-"""Gradients under ZeroOptimizer: what p.grad is, clipping, and GradScaler."""
+"""Gradients under ZeroOptimizer: p.grad, clipping and GradScaler."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
 
 
 def full_gradients(rank: int, world_size: int, name: str) -> list[Any]:
-    """Of plain DDP and of ZeroOptimizer, after a step and a second backward()."""
+    """Gradients of plain DDP and of ZeroOptimizer, after a step and a second backward()."""
     model, shape = MODELS[name]
     found = []
     for make in (plain(SGD, lr=0.1), zero(SGD, lr=0.1)):
@@ -127,7 +127,7 @@ NORM_ROUNDING = {2.0: 1e-6, math.inf: 0.0}
 
 
 def norms(rank: int, world_size: int) -> dict[Any, Any]:
-    """The norm from plain DDP and ours, and the largest difference of clipped gradients."""
+    """Plain DDP's norm and ours, and the largest difference between clipped gradients."""
     found = {}
     for model, norm_type in ((Net, 2.0), (Net, 1.0), (Net, math.inf), (Assorted, 2.0), (Net, 3)):
         for max_norm in (0.01, 1e6):
@@ -176,7 +176,7 @@ def test_a_norm_that_is_not_finite_is_known_to_every_rank(pair: World) -> None:
 def train_scaled(
     rank: int, make: Any, spoiled: tuple[str, int] | None = None, max_norm: float | None = None
 ) -> Any:
-    """Eight steps, of which the one with number 4 overflows on rank 1."""
+    """Eight steps; step 4 overflows on rank 1."""
     ddp = wrapped(Net, **FEW)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
     opt = make(ddp, scaler)
@@ -202,7 +202,7 @@ def residuals(opt: Any) -> Any:
     return opt.handle.state_dict()["residuals"] if hasattr(opt, "handle") else None
 
 
-# Rank 0 owns the first elements of a parameter, and rank 1 the last ones.
+# Rank 0 owns the first elements of a parameter, rank 1 the last ones.
 OVERFLOWS = [("middle.weight", 0), ("middle.weight", 280 * 260 - 1), ("last.bias", 0)]
 
 
@@ -233,7 +233,7 @@ def scaled_like_plain(rank: int, world_size: int) -> list[Any]:
 
 
 def test_gradscaler_works_as_with_plain_ddp(pair: World) -> None:
-    """Also when only one rank's gradient overflows, where one owner alone can see it."""
+    """Also when only one rank's gradient overflows, and only one owner can see it."""
     for found in pair.run(scaled_like_plain):
         assert len(found) == 16
         assert all(gap <= (ROUNDING if clipped else 0.0) for clipped, gap in found), found
@@ -253,7 +253,7 @@ def test_a_skipped_step_leaves_residuals_as_they_were(pair: World) -> None:
         assert scales[4] == scales[3] / 2
         (weights, before), (same_weights, after) = seen[4:6]
         assert_bit_equal(same_weights, weights)
-        # They are kept in units of the scale of their step: the third step let it grow.
+        # Residuals are kept in units of the scale of their step, which grew in the third step.
         factor = scales[3] / scales[2]
         assert any(r.any() for r in before["sent"].values())
         for name, residual in before["sent"].items():

@@ -1,4 +1,4 @@
-"""ZeroOptimizer in loops and with states that are unusual or wrong: right, or an error at once."""
+"""ZeroOptimizer in unusual or wrong loops, and with such states: correct, or an error at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytest_plugins = ["ddp_ranks"]
 SECONDS = 15  # long before any deadline
 
 
-# Loops that are right.
+# Correct loops.
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -80,7 +80,7 @@ def test_a_model_can_be_copied_and_its_optimizer_not(pair: World) -> None:
         assert found["hooks"] == 0
 
 
-# Loops that are wrong.
+# Wrong loops.
 
 
 def test_gradients_refuse_to_be_copied_and_written_to(pair: World) -> None:
@@ -134,7 +134,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 def made(settings: dict[str, Any]) -> Training:
-    """A training; `params` cuts its parameters into groups with a lr of their own."""
+    """A training run; `params` splits the parameters into groups, each with its own lr."""
     cuts = settings.get("params")
     training = Training({key: value for key, value in settings.items() if key != "params"})
     if cuts is None:
@@ -146,7 +146,7 @@ def made(settings: dict[str, Any]) -> Training:
 
 
 def load_into_others(rank: int, world_size: int, folder: Path) -> dict[str, list[Raised]]:
-    """From a checkpoint, and from memory; what was refused trains on as it was."""
+    """From a checkpoint and from memory; after a refusal, training continues unchanged."""
     found = {}
     for name, (saved, other, _) in OTHERS.items():
         training = made(saved)
@@ -187,11 +187,11 @@ def test_a_refused_state_changes_nothing(pair: World) -> None:
         assert (lr, states) == (0.5, 0)
 
 
-# States that are saved and loaded.
+# Saving and loading states.
 
 
 def save_and_load(rank: int, world_size: int, folder: Path) -> tuple[Any, Raised]:
-    """A number beside the optimizer; and a folder that cannot be."""
+    """A number next to the optimizer, and a folder that cannot exist."""
     opt = zero(SGD)(wrapped(Net))
     zcomm.save_checkpoint(folder, {"optimizer": opt, "epoch": 7, "more": {"epoch": 7}}, 1)
     state = {"optimizer": opt, "epoch": 0, "more": {"epoch": 0}}
@@ -213,7 +213,7 @@ def test_values_at_the_top_are_loaded_and_errors_reach_every_rank(
 
 
 def consolidate(rank: int, world_size: int, folder: Path) -> list[Any]:
-    """The state of parameters of all shapes: as it is, and loaded in three ways."""
+    """The state of parameters of all shapes, as saved and as loaded in three ways."""
     ddp = wrapped(Assorted)
     opt = zero(torch.optim.AdamW)(ddp)
     train(ddp, opt, rank, steps=3)
@@ -251,7 +251,7 @@ def test_a_consolidated_state_stays_as_it_was(pair: World) -> None:
 
 
 def roll_back(rank: int, world_size: int) -> tuple[Any, Any, list[float]]:
-    """To a copy of the optimizer's state, without the model's."""
+    """Back to a copy of the optimizer's state, without the model's."""
     training = Training(BOTH_WAYS)
     training.run(rank, range(2))
     state, before = copy.deepcopy(training.opt.state_dict()), training.parameters()
@@ -270,7 +270,7 @@ def test_a_copied_state_brings_coded_parameters_back_on_all_ranks(pair: World) -
 
 
 def saved_size(rank: int, world_size: int) -> float:
-    """Of torch.save(opt.state_dict()), in models."""
+    """The size of torch.save(opt.state_dict()), in models."""
     ddp = wrapped(lambda: nn.Linear(32, 8192))
     opt = zero(SGD, param_codec="lm4", lr=0.1, momentum=0.9)(ddp)
     train(ddp, opt, rank, steps=1)
@@ -280,7 +280,7 @@ def saved_size(rank: int, world_size: int) -> float:
 
 
 def test_each_rank_saves_its_part_only(pair: World) -> None:
-    """Of masters, shared copies and momentum."""
+    """Masters, shared copies and momentum of its own shards: half a model each."""
     assert pair.run(saved_size) == [pytest.approx(1.5, rel=0.05)] * 2
 
 

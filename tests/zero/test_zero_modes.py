@@ -1,4 +1,4 @@
-"""ZeroOptimizer in DDP's modes and torch's training loops: each is plain DDP bit for bit."""
+"""ZeroOptimizer in DDP's modes and torch's training loops matches plain DDP bit for bit."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ def several_synchronised_backwards(rank: int, world_size: int) -> dict[str, floa
 
 
 def test_synchronised_backwards_before_a_step_add_up(pair: World) -> None:
-    """DDP averages the first gradients once more in the second backward(): that rounds."""
+    """DDP averages the first gradients again in the second backward(), which rounds."""
     for found in pair.run(several_synchronised_backwards):
         assert all(value <= 1e-6 for value in found.values()), found
 
 
 def one_rank_alone(rank: int, world_size: int) -> dict[str, list[float]]:
-    """Every rank trains in a world of its own."""
+    """Every rank trains in its own group of one."""
     group = [dist.new_group([r]) for r in range(world_size)][rank]
     names = ("default", "zeroed", "unused in turns", "bucket views", "no_sync", "channels last")
     return {name: differences_of(rank, world_size, name, group) for name in names}
@@ -190,7 +190,7 @@ def test_params_are_given_as_to_any_optimizer(pair: World) -> None:
 
 
 def a_subset(rank: int, world_size: int) -> list[Any]:
-    """Half of the parameters with each of two optimizers; their gradients are ordinary."""
+    """Each of two optimizers has half of the parameters; their gradients are ordinary ones."""
     found = []
     for make in (plain(AdamW, **ADAMW), zero(AdamW, **ADAMW)):
         ddp = wrapped(Net, **FEW)
@@ -247,7 +247,7 @@ def test_compressed_replicas_stay_equal_in_every_mode(pair: World) -> None:
 
 
 def unused_parameters(rank: int, world_size: int) -> dict[str, Any]:
-    """What became of a parameter that no rank uses, and of one that only rank 0 uses."""
+    """What happened to a parameter that no rank uses, and to one that only rank 0 uses."""
     found = {}
     for name, model, ddp_options in (
         ("nobody", partial(only, "middle"), UNUSED),

@@ -1,4 +1,4 @@
-"""Parameters under ZeroOptimizer: dtypes and masters, differences by codec, changes by others."""
+"""Parameters under ZeroOptimizer: dtypes, masters, compressed differences, outside changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytest_plugins = ["ddp_ranks"]
 
 
 class Sums(nn.Module):
-    """Parameters of three dtypes, all 1; their gradients are the input, whatever they are."""
+    """Parameters of three dtypes, all 1; the gradient is the input, whatever their values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_models_of_several_dtypes_train_alike_on_all_ranks(pair: World) -> None:
 
 # Parameters that are gathered as differences.
 
-# What the codec may leave out, relative to the largest difference in a block.
+# What the codec may lose, relative to the largest difference in a block.
 LEFT_OUT = {"int8": 1 / 254, "lm4": 0.25, "lm2": 0.6}
 
 
@@ -117,7 +117,7 @@ def lags(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def test_parameters_stay_near_their_masters_until_they_are_synchronised(pair: World) -> None:
-    """Adam moves an element by 3.2 lr at most; what was left out is part of the next difference."""
+    """Adam moves an element by at most 3.2 lr; what was lost is part of the next difference."""
     for found in pair.run(lags):
         for codec, (before, after, apart, same) in found.items():
             left_out = LEFT_OUT[codec]
@@ -126,7 +126,7 @@ def test_parameters_stay_near_their_masters_until_they_are_synchronised(pair: Wo
 
 
 def settled(rank: int, world_size: int) -> float:
-    """Where nothing moves any more, what was left out comes with the next steps."""
+    """Once nothing moves, the next steps send what was lost."""
     ddp = wrapped(Net)
     opt = zero(SGD, param_codec="int8", lr=0.1, min_numel=0)(ddp)
     train(ddp, opt, rank, steps=3)
@@ -140,7 +140,7 @@ def test_what_a_codec_left_out_is_not_lost(pair: World) -> None:
     assert all(gap < 1e-9 for gap in pair.run(settled))
 
 
-# Parameters that others change.
+# Parameters that are changed outside of step().
 
 
 def load(ddp: Any) -> None:
@@ -167,7 +167,7 @@ CHANGES = {"load": load, "copy": copy, "replace": replace, "average": average}
 
 
 def changed_from_outside(rank: int, world_size: int) -> dict[str, Any]:
-    """The difference to plain DDP that is changed in the same way, and with codecs."""
+    """The difference from plain DDP with the same changes, without and with codecs."""
     found: dict[str, Any] = {}
     for name, change in CHANGES.items():
         results = []
@@ -184,7 +184,7 @@ def changed_from_outside(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def _changed_with_codec(rank: int, change: Any) -> tuple[float, ...]:
-    """How far steps without a gradient, and one of lr 1e-3, move from the new values."""
+    """How far steps without a gradient, and a step of lr 1e-3, move the new values."""
     ddp = wrapped(Net)
     opt = zero(Adam, param_codec="int8", lr=1e-3, min_numel=0)(ddp)
     train(ddp, opt, rank, steps=3)

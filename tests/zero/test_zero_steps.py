@@ -1,4 +1,4 @@
-"""Calls of ZeroOptimizer.step(): their order, schedulers, and ranks that die or do not come."""
+"""Calls of ZeroOptimizer.step(): order, schedulers, and ranks that die or never call it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_join_is_refused_on_every_rank(pair: World, batches: int) -> None:
         assert error.seconds < 15
 
 
-# Ranks that die, and ranks that do not come.
+# Ranks that die, and ranks that never call step().
 
 
 def step_alone(rank: int, world_size: int, other: str) -> Raised | None:
