@@ -87,10 +87,10 @@ def test_an_approximate_division_is_refused(tmp_path: Path) -> None:
 
 def test_a_fused_multiply_and_add_is_found(tmp_path: Path) -> None:
     fused = (
-        "tl.fma(g, from_bits((raw * 0 + prescale).to(tl.int32)), residual_value(raw, scale, kind))"
+        "tl.fma(g, from_bits((raw * 0 + prescale).to(tl.int32)), residual_value(raw, old, kind))"
     )
     changed = changed_kernels(
-        tmp_path, "values.py", "v = v + residual_value(raw, scale, kind)", f"v = {fused}"
+        tmp_path, "values.py", "v = v + residual_value(raw, old, kind)", f"v = {fused}"
     )
     assert_found(register("fused", {ENCODE: changed.load(ENCODE)}))
 

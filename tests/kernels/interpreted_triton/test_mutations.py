@@ -78,8 +78,8 @@ BUGS = [
         "a multiply and an add are fused",
         "int4",
         "values.py",
-        "v = v + residual_value(raw, scale, kind)",
-        "v = tl.fma(g, from_bits(raw * 0 + prescale), residual_value(raw, scale, kind))",
+        "v = v + residual_value(raw, old, kind)",
+        "v = tl.fma(g, from_bits(raw * 0 + prescale), residual_value(raw, old, kind))",
     ),
     Bug(
         "a residual that must stay is overwritten",

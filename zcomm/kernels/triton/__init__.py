@@ -10,8 +10,8 @@
 | uniform.py, fp8.py, lm.py, sign.py    | how codecs with blocks differ                           |
 | tile.py, values.py, codes.py, frame.py, padding.py, block.py, bits.py | the parts of kernels    |
 
-**The registry.** `registry.variants(tile_elements)` lists everything that can be launched. A Variant
-has
+**The registry.** `registry.variants(tile_elements)` lists everything that can be launched. A
+Variant has
 
 - `name`: of the variant, "encode_int4_128";
 - `function`: the `@triton.jit` function; several variants share one;

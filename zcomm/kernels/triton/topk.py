@@ -36,8 +36,8 @@ DIGITS: tl.constexpr = tl.constexpr(plan.TOPK_DIGITS)
 TOPK_WORDS: tl.constexpr = tl.constexpr(plan.TOPK_WORDS)
 TOPK_SEGMENTS: tl.constexpr = tl.constexpr(plan.SIGN_WORDS + plan.HEADER.index("topk_segments"))
 STRIP_WORDS: tl.constexpr = tl.constexpr(plan.STRIP_WORDS)
-# In a segment's scratch memory, after the histograms: whether an element that is not finite was FOUND
-# so far, and the answer for later launches; then, for each known digit, the digits so far and
+# In a segment's scratch memory, after the histograms: whether an element that is not finite was
+# FOUND so far, and the answer for later launches; then, for each known digit, the digits so far and
 # how many elements with these digits are sent.
 FOUND: tl.constexpr = tl.constexpr(plan.TOPK_BINS * plan.TOPK_DIGITS)
 NOT_FINITE: tl.constexpr = tl.constexpr(plan.TOPK_BINS * plan.TOPK_DIGITS + 1)
