@@ -69,7 +69,7 @@ def test_what_is_wrong_becomes_a_numbered_list(tmp_path: Path) -> None:
     states = {line[9:20].strip(): line[:9].strip() for line in done.stdout.splitlines()}
     problems = [name for name in NAMES if states[name] == PROBLEM]
     assert problems == ["processor", "network", "two ranks"]
-    text, _, to_do = done.stdout.partition("\nnot ready. What to do:\n")
+    text, _, to_do = done.stdout.partition("\nnot ready. What to fix:\n")
     assert "expected one of scalar, avx2, avx512, got 'avx9'" in " ".join(text.split())
     assert [line[:4] for line in to_do.splitlines() if line[:3].strip()] == [
         " 1. ",
@@ -139,7 +139,7 @@ def test_a_kernel_set_that_is_absent_says_why(monkeypatch: pytest.MonkeyPatch) -
     assert found.state == PROBLEM
     assert found.lines[:2] == [
         "reference   there",
-        "cpu         absent: zcomm._core cannot be imported: no file",
+        "cpu         unavailable: zcomm._core cannot be imported: no file",
     ]
     assert "pip install" in found.remedy
 

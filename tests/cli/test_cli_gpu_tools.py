@@ -49,7 +49,7 @@ def test_a_gpu_without_kernels_is_a_problem(
 ) -> None:
     found = with_gpus(monkeypatch, [GPU], module, absent, "reference")
     assert found.state == PROBLEM
-    assert found.lines[2] == f"zcomm's CUDA kernels: absent: {absent}"
+    assert found.lines[2] == f"zcomm's CUDA kernels: unavailable: {absent}"
     assert "Gradients on these GPUs go through plain torch" in found.lines[3]
     assert remedy in found.remedy
 
@@ -71,7 +71,7 @@ def test_without_a_gpu_absent_kernels_are_a_note(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(gpu_tools, "absent", lambda: "no CUDA driver; install NVIDIA's driver")
     found = with_gpus(monkeypatch, [], object(), "no CUDA driver", "reference")
     assert found.state == NOTE
-    assert found.lines[1] == "zcomm's CUDA kernels: absent: no CUDA driver"
+    assert found.lines[1] == "zcomm's CUDA kernels: unavailable: no CUDA driver"
     assert found.lines[2].startswith("Gradients on the CPU need none of this.")
     assert found.lines[2].endswith("No GPU can be used: no CUDA driver; install NVIDIA's driver")
 

@@ -179,15 +179,15 @@ def test_doctor_shows_the_sets_and_the_choice(
 ) -> None:
     lost |= {"cuda"}
     found = doctor.check_kernels()
-    assert "cuda        absent: no cuda today" in found.lines
+    assert "cuda        unavailable: no cuda today" in found.lines
     assert "cupy        there" in found.lines
-    assert found.lines[-1] == "chosen for CPU tensors: cpu; for CUDA tensors: cupy"
+    assert found.lines[-1] == "default for CPU tensors: cpu; for CUDA tensors: cupy"
     assert found.details["chosen"] == {"cpu": "cpu", "cuda": "cupy"}
     monkeypatch.setenv("ZCOMM_KERNELS", "triton")
     found = doctor.check_kernels()
-    said = "but ZCOMM_KERNELS=triton names triton, for tensors on cuda or xpu"
+    said = "but ZCOMM_KERNELS=triton forces triton, for tensors on cuda or xpu"
     assert (found.state, found.lines[-1]) == (NOTE, said)
-    for name, meaning in (("cuda", "cuda, which is absent"), ("foo", "no set")):
+    for name, meaning in (("cuda", "cuda, which is unavailable"), ("foo", "no set")):
         monkeypatch.setenv("ZCOMM_KERNELS", name)
         found = doctor.check_kernels()
         assert found.state == PROBLEM
@@ -203,7 +203,7 @@ def test_doctor_has_no_processor_to_blame_for_a_set_of_gpus(
     monkeypatch.setenv("ZCOMM_KERNELS", "reference")
     found = doctor.check_processor()
     assert found.state == NOTE
-    assert found.lines[-1].endswith("none, plain torch, because of ZCOMM_KERNELS=reference")
+    assert found.lines[-1].endswith("none (plain torch), set by ZCOMM_KERNELS=reference")
     monkeypatch.setenv("ZCOMM_KERNELS", "foo")
     assert doctor.check_processor().state == PROBLEM
 
@@ -217,7 +217,7 @@ def test_doctor_names_the_set_that_gradients_on_gpus_use(
     monkeypatch.setenv("ZCOMM_KERNELS", "triton")
     assert "are compressed there, by triton." in gpu_tools.check().lines[-1]
     for name, remedy in (
-        ("reference", "Unset ZCOMM_KERNELS=reference, unless that is meant."),
+        ("reference", "Unset ZCOMM_KERNELS=reference, unless you want that."),
         ("cpu:avx2", "Unset ZCOMM_KERNELS."),
     ):
         monkeypatch.setenv("ZCOMM_KERNELS", name)

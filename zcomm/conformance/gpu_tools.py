@@ -1,4 +1,4 @@
-"""GPUs on this machine: driver, torch's build, zcomm's own kernels, and the compiler."""
+"""GPUs on this machine: driver, torch's build, zcomm's kernels, and the compiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELF_TEST = "python -m zcomm.selftest --device cuda"
 
 
 def check() -> Finding:
-    """A problem only where there is a GPU that torch can use and zcomm cannot, or slowly."""
+    """A problem only if torch can use a GPU and zcomm cannot, or only slowly."""
     gpus, chosen = _gpus(), kernels.forced() or kernels.default("cuda")
     kernels_absent = cuda.missing()
     found: dict[str, Any] = {
@@ -36,47 +36,48 @@ def check() -> Finding:
         f"nvcc {found['nvcc'] or 'not found'}, driver {found['driver'] or 'not found'}, torch "
         f"{torch_build()}",
         *(f"GPU: {name}" for name in gpus),
-        f"zcomm's CUDA kernels: {'absent: ' + kernels_absent if kernels_absent else 'there'}",
+        "zcomm's CUDA kernels: "
+        + (f"unavailable: {kernels_absent}" if kernels_absent else "available"),
     ]
     if not gpus:
-        meaning = f"Gradients on the CPU need none of this. No GPU can be used: {absent()}"
+        meaning = f"Gradients on the CPU need none of this. No usable GPU: {absent()}"
         return Finding(NOTE, [*lines, meaning], "", found)
     if chosen == "reference":
         meaning = "Gradients on these GPUs go through plain torch, which is very slow."
         return Finding(PROBLEM, [*lines, meaning], _remedy(kernels_absent), found)
-    if chosen not in kernels.ON_GPUS:  # the check of kernels says more
-        meaning = f"{kernels.KERNELS_VARIABLE}={chosen} names no set that takes their gradients."
+    if chosen not in kernels.ON_GPUS:  # check_kernels says more
+        meaning = f"{kernels.KERNELS_VARIABLE}={chosen} names no kernel set for GPUs."
         return Finding(PROBLEM, [*lines, meaning], f"Unset {kernels.KERNELS_VARIABLE}.", found)
-    meaning = f"Gradients on these GPUs are compressed there, by {chosen}. To test it:"
+    meaning = f"Gradients on these GPUs are compressed there, by {chosen}. Test it with:"
     return Finding(OK, [*lines, f"{meaning} {SELF_TEST}"], "", found)
 
 
 def torch_build() -> str:
-    """What GPUs this torch is for."""
+    """Which GPUs this torch is built for."""
     if torch.version.hip:
         return f"for ROCm {torch.version.hip}"
     return f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
 
 
 def absent() -> str:
-    """Why torch can use no GPU here, and the remedy; "" if it can."""
+    """Why torch cannot use a GPU here, and the remedy; "" if it can."""
     if torch.version.cuda is None and torch.version.hip is None:
         return (
-            f"torch was built without CUDA ({torch.__version__}); install a CUDA build of it, "
-            "see pytorch.org/get-started"
+            f"torch was built without CUDA ({torch.__version__}); install a CUDA build: see "
+            "pytorch.org/get-started"
         )
     if torch.cuda.is_available():
         return ""
     if torch.version.hip:
-        return f"torch {torch_build()} finds no GPU; rocminfo must list it"
+        return f"torch {torch_build()} finds no GPU; check that rocminfo lists it"
     if driver() is None:
-        return "no CUDA driver; install NVIDIA's driver: nvidia-smi must work"
+        return "no CUDA driver; install NVIDIA's driver, so that nvidia-smi works"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         return f"torch finds no GPU under CUDA_VISIBLE_DEVICES={hidden!r}; unset it"
     return (
         f"torch for CUDA {torch.version.cuda} finds no GPU with driver {driver()}; compare the "
-        "driver with what this CUDA needs: nvidia-smi"
+        "driver (nvidia-smi) with what this CUDA needs"
     )
 
 
@@ -87,7 +88,7 @@ def describe(index: int) -> str:
 
 
 def driver() -> str | None:
-    """The driver's version, if there is one."""
+    """The driver's version, or None."""
     if _PROC_DRIVER.exists():
         found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", _PROC_DRIVER.read_text())
         if found:
@@ -100,19 +101,19 @@ def driver() -> str | None:
 
 def _remedy(cuda_absent: str) -> str:
     if kernels.forced():
-        return f"Unset {kernels.KERNELS_VARIABLE}={kernels.forced()}, unless that is meant."
+        return f"Unset {kernels.KERNELS_VARIABLE}={kernels.forced()}, unless you want that."
     if torch.version.hip:
-        return "Install Triton, whose kernels AMD's GPUs use: pip install 'zcomm[triton]'."
+        return "Install Triton, whose kernels AMD GPUs use: pip install 'zcomm[triton]'."
     other = (
         "Install CuPy, which compiles the kernels for this GPU: pip install 'zcomm[cupy]' "
         "(torch for CUDA 12: pip install cupy-cuda12x)"
     )
     if isinstance(cuda.load(), str):
         return (
-            f"{other}; or a wheel of zcomm with CUDA kernels, or build it where nvcc is: "
-            "ZCOMM_CUDA=1 pip install ."
+            f"{other}; or install a zcomm wheel with CUDA kernels; or build one where nvcc is "
+            "installed: ZCOMM_CUDA=1 pip install ."
         )
-    return f"{other}; or mend what keeps the compiled ones from running: {cuda_absent}."
+    return f"{other}; or fix what keeps the compiled kernels from running: {cuda_absent}."
 
 
 def _nvcc() -> str | None:

@@ -1,11 +1,11 @@
-"""Local ranks: all on loopback, or on hosts of their own behind slow links.
+"""Local ranks: all on loopback, or on emulated hosts behind slow links.
 
-A host is a network namespace with one interface, `eth0`. The other end of its link is a port of a
-bridge, in one more namespace. Both ends send at most at the given rate. Nothing is added to the
-machine's own network, and everything is taken away at the end, also after Ctrl-C, SIGTERM or an
-error. A run that was killed leaves its namespaces to the next run.
+A host is a network namespace with one interface, `eth0`. Its link ends at a bridge in another
+namespace, and both ends are limited to the given rate. The machine's own network does not change.
+All namespaces are removed at the end, also after Ctrl-C, SIGTERM or an error; if a run is killed,
+the next one removes them.
 
-Hosts need root (CAP_NET_ADMIN, CAP_SYS_ADMIN) and `ip` and `tc`, in Debian's package iproute2.
+Hosts need root (CAP_NET_ADMIN, CAP_SYS_ADMIN) and `ip` and `tc` (Debian package: iproute2).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from zcomm.report.usage import UsageError
 
 INTERFACE = "eth0"
 LOOPBACK = "lo"
-# A range that is set aside for benchmarks (RFC 2544).
+# The address range for benchmarks (RFC 2544).
 ADDRESS = "198.18.0.{}/15"
-# The burst holds a few of the packets of up to 64 KiB that TCP hands over.
+# The burst holds a few of TCP's packets of up to 64 KiB.
 SHAPE = "burst 256kb latency 100ms"
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class NoHosts(UsageError):
-    """Hosts are not possible here; the message says why."""
+    """This machine cannot emulate hosts; the message says why."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"hosts of their own are not possible here: {why}")
+        super().__init__(f"this machine cannot emulate hosts: {why}")
         self.why = why
 
 
@@ -49,9 +49,9 @@ def run(
     rate: str | None = None,
     timeout_s: float = 3600.0,
 ) -> list[Any]:
-    """What `fn(rank, world_size, *args)` returned on each rank; on loopback without `hosts`.
+    """Runs `fn(rank, world_size, *args)` on each rank and returns the results.
 
-    `rate` is in the words of tc.
+    Without `hosts` the ranks are on loopback. `rate` is what tc takes.
     """
     with world(world_size, hosts, rate) as started:
         return started.run(fn, *args, timeout_s=timeout_s)
@@ -59,11 +59,11 @@ def run(
 
 @contextlib.contextmanager
 def world(world_size: int, hosts: int | None, rate: str | None) -> Iterator[World]:
-    """Ranks, as many on each host, numbered as torchrun does; on loopback without `hosts`."""
+    """Ranks, spread evenly over `hosts` and numbered as by torchrun; without, on loopback."""
     if (hosts is None) != (rate is None):
-        raise ValueError(f"expected hosts and a rate, or neither, got {hosts} and {rate}")
+        raise ValueError(f"expected both hosts and a rate, or neither, got {hosts} and {rate}")
     if world_size % (hosts or 1):
-        raise ValueError(f"expected as many ranks on each of {hosts} hosts, got {world_size} ranks")
+        raise ValueError(f"expected a multiple of {hosts} hosts as ranks, got {world_size}")
     each = world_size // (hosts or 1)
     with ended_by_signals(), network(hosts, rate) as prefixes:
         interface = INTERFACE if hosts else LOOPBACK
@@ -74,10 +74,10 @@ def world(world_size: int, hosts: int | None, rate: str | None) -> Iterator[Worl
 
 
 def sent_bytes() -> float:
-    """What has left this rank's interface so far, headers included.
+    """The bytes that have left this rank's interface so far, headers included.
 
-    Ranks that share an interface have their mean; on loopback, and whatever else is sent there.
-    What the ranks of a host send to each other does not leave it.
+    Ranks that share an interface get their mean. Loopback counts everything sent there. What the
+    ranks of a host send to each other does not leave it.
     """
     interface = os.environ["GLOO_SOCKET_IFNAME"]
     sent = int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
@@ -86,7 +86,7 @@ def sent_bytes() -> float:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into an exception, so that `finally` runs, as it does at Ctrl-C."""
+    """Turns SIGTERM and SIGHUP into an exception, so that `finally` runs as after Ctrl-C."""
 
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -101,7 +101,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def network(hosts: int | None, rate: str | None) -> Iterator[list[list[str]]]:
-    """The command prefix that puts each rank on its host."""
+    """The command prefix that puts a rank on each host."""
     if hosts is None:
         yield []
         return
@@ -137,7 +137,7 @@ def remove_stale_namespaces() -> None:
 
 
 def remove_namespaces(chosen: Callable[[int], bool]) -> None:
-    """Removes ours, by the process id in their names. Their links go with them."""
+    """Removes zcomm's namespaces, chosen by the process id in their names, and their links."""
     for name, pid in re.findall(r"^(zcomm-(\d+)-\w+)", ip("netns list"), re.MULTILINE):
         if chosen(int(pid)):
             ip(f"netns delete {name}")
@@ -145,7 +145,7 @@ def remove_namespaces(chosen: Callable[[int], bool]) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Puts off signals: a second Ctrl-C does not leave half of a network behind."""
+    """Delays signals, so that a second Ctrl-C does not leave half a network behind."""
     signals = (signal.SIGINT, *ENDING_SIGNALS)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

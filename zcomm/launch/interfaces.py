@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, and the one that gloo would use."""
+"""The network interfaces of this machine, and the one gloo would use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Interface:
     name: str
     addresses: tuple[str, ...]
     is_up: bool
-    mbit_per_s: int | None  # None: virtual interfaces mostly do not say
+    mbit_per_s: int | None  # None if unknown, as for most virtual interfaces
 
     def speed(self) -> str:
         if self.name == LOOPBACK:
@@ -38,7 +38,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Choice:
-    """The interface that gloo would use, None if it cannot be told, and why that one."""
+    """The interface gloo would use, or None if unknown, and why."""
 
     interface: str | None
     why: str
@@ -54,7 +54,7 @@ def list_interfaces() -> list[Interface]:
 
 
 def _ipv4_address(name: str) -> list[str]:
-    """The first one; an interface can have more."""
+    """Only the first; an interface can have more."""
     if sys.platform != "linux":
         return []
     import fcntl
@@ -74,7 +74,7 @@ def _ipv6_addresses() -> dict[str, list[str]]:
 
 
 def _is_up(name: str) -> bool:
-    """IFF_UP; loopback has no other state than that."""
+    """The flag IFF_UP, the only state loopback has."""
     try:
         return bool(int((_NET / name / "flags").read_text(), 16) & 1)
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def _speed(name: str) -> int | None:
 
 
 def gloo_choice(interfaces: list[Interface]) -> Choice:
-    """What gloo does: the interface it is told, else that of the host's name, else loopback."""
+    """As gloo chooses: the one it is told, else that of the host's name, else loopback."""
     told = os.environ.get(IFNAME_VARIABLE, "")
     if told:
         return _told(told.split(","), interfaces)
@@ -113,7 +113,7 @@ def _told(names: list[str], interfaces: list[Interface]) -> Choice:
 
 
 def _usable_address(host: str) -> str | None:
-    """The first address of the name that a socket can be bound to."""
+    """The name's first address that a socket can bind to."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -144,11 +144,11 @@ def check() -> Finding:
         lines.append(choice.why)
         remedy = f"Set {IFNAME_VARIABLE} to an interface that has an address, or unset it."
         return Finding(PROBLEM, lines, remedy, details)
-    lines.append(f"gloo would use {choice.interface or 'one that is not known'}: {choice.why}")
+    lines.append(f"gloo would use {choice.interface or 'an unknown interface'}: {choice.why}")
     others = [i.name for i in interfaces if i.is_up and i.addresses and i.name != LOOPBACK]
     if choice.interface == LOOPBACK and others:
         lines.append(
-            f"That is enough for ranks on this machine. For ranks on several, set "
+            "That is enough for ranks on this machine. For several machines, set "
             f"{IFNAME_VARIABLE}={others[0]} on each."
         )
         return Finding(NOTE, lines, details=details)
@@ -156,7 +156,7 @@ def check() -> Finding:
 
 
 def _table(interfaces: list[Interface], chosen: str | None) -> list[str]:
-    """One line for an interface; of its addresses the first, the one that gloo takes."""
+    """One line per interface, with its first address, the one gloo takes."""
     rows = [i for i in interfaces if i.is_up and i.addresses]
     name_width = max((len(i.name) for i in rows), default=0)
     address_width = max((len(i.addresses[0]) for i in rows), default=0)

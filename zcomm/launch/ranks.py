@@ -1,8 +1,7 @@
-"""Runs functions on several ranks of this machine: a process each, joined in one gloo group.
+"""Runs functions on several ranks of this machine, each a process, all in one gloo group.
 
-A function is handed over by the file and the name
-it is defined under, its arguments and results as pickled bytes: no shared memory, no open files.
-The other side of the pipes is rank_process.py. The end of a pipe is the end of its other side.
+A function is sent as its file and name, arguments and results as pickled bytes: no shared memory,
+no open files. rank_process.py is at the other end of each pipe. Closing a pipe ends its process.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-# After the first error, the time that other ranks have to report theirs; and to leave at the end.
+# How long other ranks may take to report errors after the first one, and to exit at the end.
 GRACE_S = 1.0
 EXIT_S = 60.0
 
 
 class Process(Protocol):
-    """As much of Popen as is used here."""
+    """The part of Popen used here; the tests fork ranks instead."""
 
     def wait(self, timeout: float | None = None) -> int: ...
     def poll(self) -> int | None: ...
@@ -66,17 +65,17 @@ class Rank:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def stack(self) -> str:
-        """Where its threads are now."""
+        """The current stacks of its threads."""
         self.process.send_signal(signal.SIGUSR1)
         time.sleep(0.2)
-        return self.stack_file.read_text() if self.stack_file.exists() else "in its start"
+        return self.stack_file.read_text() if self.stack_file.exists() else "still starting"
 
 
 class World:
-    """Ranks that stay, with their process group, from one run to the next.
+    """Ranks that keep their process group from one run to the next.
 
-    They start at the first run. A failed run ends them all, and the next one starts new ones.
-    `env` is added to their environment; `prefixes` has the beginning of each rank's command line,
+    They start with the first run. If a run fails, all ranks end and the next run starts new ones.
+    `env` is added to their environment; `prefixes` has what goes before each rank's command line,
     such as `ip netns exec`.
     """
 
@@ -110,11 +109,11 @@ class World:
         timeout_s: float = 200.0,
         expect_dead: Collection[int] = (),
     ) -> list[Any]:
-        """What `fn(rank, world_size, *args)` returned on each rank; `fn` is a module's function.
+        """Runs `fn(rank, world_size, *args)`, a module-level function, and returns the results.
 
-        An error on a rank, a rank that dies and a run that takes too long are AssertionErrors that
-        say what happened on every rank. Ranks in `expect_dead` may die or be stopped: they are not
-        waited for and give None, and all ranks are killed after the run.
+        If a rank fails or dies, or if the run takes too long, an AssertionError says what happened
+        on every rank. Ranks in `expect_dead` may die or be stopped: the run does not wait for them,
+        their result is None, and all ranks are killed afterwards.
         """
         file = os.path.abspath(inspect.getfile(fn))
         call = pickle.dumps((file, fn.__module__, fn.__name__, pickle.dumps(args)))
@@ -123,7 +122,7 @@ class World:
             if not self.ranks:
                 self._start()
             for rank in self.ranks:
-                with contextlib.suppress(BrokenPipeError):  # dead already: _collect says so
+                with contextlib.suppress(BrokenPipeError):  # already dead: _collect reports it
                     rank.pipe.send_bytes(call)
             results = self._collect(timeout_s, expect_dead)
             keep = not expect_dead
@@ -149,7 +148,7 @@ class World:
             [*self.prefixes[number], *python, *numbers],
             env={**os.environ, **self.env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=[pipe.fileno()],
-            start_new_session=True,  # Ctrl-C is for the parent, which ends its ranks
+            start_new_session=True,  # Ctrl-C goes to the parent, which ends its ranks
         )
 
     def _collect(self, timeout_s: float, expect_dead: Collection[int]) -> list[Any]:
@@ -166,7 +165,7 @@ class World:
                 if answer.error and not (answer.died and rank.number in expect_dead):
                     failed.append(rank.number)
                     deadline = min(deadline, time.monotonic() + GRACE_S)
-        # Deaths first: a peer's error is often the consequence, even if it was heard of earlier.
+        # Deaths first: a peer's error is often their consequence, even if it arrived earlier.
         failed.sort(key=lambda number: not answers[number].died)
         errors = [f"rank {number}: {answers[number].error}" for number in failed]
         for rank in needed:
@@ -179,7 +178,7 @@ class World:
         ]
 
     def _leave(self) -> list[str]:
-        """Ends the ranks by the end of their pipes. What keeps one from ending is an error too."""
+        """Ends the ranks by closing their pipes; returns what kept any from ending."""
         for rank in self.ranks:
             rank.pipe.close()
         deadline = time.monotonic() + EXIT_S

@@ -1,1 +1,1 @@
-"""`zcomm bench`: bandwidth of the collectives, every row checked; `--fit` makes a profile."""
+"""`zcomm bench`: times and checks collectives; `--fit` writes a profile of the machine."""

@@ -1,1 +1,1 @@
-"""`zcomm doctor`: is everything here that zcomm needs, and does it work?"""
+"""`zcomm doctor`: checks that this machine has what zcomm needs, and that it works."""

@@ -1,7 +1,7 @@
-"""Looks at this machine and tries zcomm on it.
+"""Checks this machine and tries zcomm on it.
 
-Ends with "ready" and exit code 0, or with what to do and exit code 1.
-Takes some seconds: the last check starts two ranks, which train a small model.
+Ends with "ready" and exit code 0, or with what to fix and exit code 1.
+Takes a few seconds: the last check trains a small model on two ranks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from zcomm.launch import interfaces
 from zcomm.launch.machine import cpu_model
 from zcomm.report.finding import NOTE, OK, PROBLEM, Finding, guarded, say, show, show_remedies
 
-HELP = "whether zcomm works on this machine, and what to do if not"
+HELP = "check that zcomm works on this machine; if not, say what to fix"
 LEAST_TORCH = (2, 6)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 def _verdict(remedies: list[str]) -> str:
     if not remedies:
         return "\nready"
-    return "\n".join(["\nnot ready. What to do:", *show_remedies(remedies)])
+    return "\n".join(["\nnot ready. What to fix:", *show_remedies(remedies)])
 
 
 def _json(found: dict[str, Finding], remedies: list[str]) -> str:
@@ -92,19 +94,17 @@ def check_backends() -> Finding:
         "ucc": dist.is_ucc_available(),
     }
     here, absent = ([name for name in there if there[name] is is_here] for is_here in (True, False))
-    line = f"in this torch: {', '.join(here) or 'none'}; not in it: {', '.join(absent) or 'none'}"
+    line = f"this torch has {', '.join(here) or 'none'}; it lacks {', '.join(absent) or 'none'}"
     if not there["gloo"]:
-        remedy = "Install a torch with gloo, which carries zcomm's bytes: those of PyPI have it."
+        remedy = "Install a torch with gloo, which carries zcomm's bytes. PyPI's builds have it."
         return Finding(PROBLEM, [line], remedy, dict(there))
-    return Finding(
-        OK, [line, "tensors of the CPU go over gloo, those of GPUs over nccl"], "", dict(there)
-    )
+    return Finding(OK, [line, "CPU tensors go over gloo, GPU tensors over nccl"], "", dict(there))
 
 
 def check_processor() -> Finding:
-    """The instruction set in use: that of the kernel set that a call without `kernels=` takes.
+    """The instruction set of the kernels that a call without `kernels=` uses on CPU tensors.
 
-    A set for GPUs that ZCOMM_KERNELS names is not of this check.
+    Ignores a GPU kernel set in ZCOMM_KERNELS.
     """
     details: dict[str, Any] = {"model": cpu_model(), "cores": os.cpu_count(), "in_use": None}
     variables = {name: os.environ.get(name) for name in (KERNELS_VARIABLE, ISA_VARIABLE)}
@@ -119,20 +119,22 @@ def check_processor() -> Finding:
         remedy = f"Unset {' and '.join(forced)}." if forced else _REINSTALL
         return Finding(PROBLEM, [*lines, str(error)], remedy, details)
     details["in_use"] = in_use
-    isa = in_use.removeprefix("cpu:") if in_use.startswith("cpu:") else "none, plain torch"
-    why = f", because of {' and '.join(forced)}" if forced else ", the fastest here"
+    isa = in_use.removeprefix("cpu:") if in_use.startswith("cpu:") else "none (plain torch)"
+    why = f", set by {' and '.join(forced)}" if forced else ", the fastest here"
     lines.append(f"instruction set in use: {isa}{why}")
     return Finding(NOTE if forced else OK, lines, details=details)
 
 
 def check_kernels() -> Finding:
     sets = zcomm.available_kernels()
-    lines = [f"{name:<12}{'absent: ' + why if why else 'there'}" for name, why in sets.items()]
+    lines = [
+        f"{name:<12}{'unavailable: ' + why if why else 'available'}" for name, why in sets.items()
+    ]
     chosen = {kind: kernels.default(kind) for kind in ("cpu", "cuda")}
-    lines.append(f"chosen for CPU tensors: {chosen['cpu']}; for CUDA tensors: {chosen['cuda']}")
+    lines.append(f"default for CPU tensors: {chosen['cpu']}; for CUDA tensors: {chosen['cuda']}")
     if torch.xpu.is_available():
         chosen["xpu"] = kernels.default("xpu")
-        lines[-1] += f"; for Intel's GPUs: {chosen['xpu']}"
+        lines[-1] += f"; for Intel GPUs: {chosen['xpu']}"
     details = {"absent": {name: why for name, why in sets.items() if why}, "chosen": chosen}
     if sets["cpu:scalar"]:  # every processor has this one
         return Finding(PROBLEM, lines, _REINSTALL, details)
@@ -143,16 +145,20 @@ def check_kernels() -> Finding:
     takes = (
         " or ".join(kernels.ON_GPUS.get(name, ("cpu",))) if name != "reference" else "any device"
     )
-    lines.append(f"but {forced} names {name}, for tensors on {takes}")
+    lines.append(f"but {forced} forces {name}, for tensors on {takes}")
     if name in sets and not sets[name]:
         return Finding(NOTE, lines, details=details)
-    lines[-1] = f"but {forced} names " + (f"{name}, which is absent" if name in sets else "no set")
-    return Finding(PROBLEM, lines, f"Unset {forced}: calls that name no set fail.", details)
+    lines[-1] = f"but {forced} names " + (
+        f"{name}, which is unavailable" if name in sets else "no set"
+    )
+    return Finding(
+        PROBLEM, lines, f"Unset {forced}: it makes calls without kernels= fail.", details
+    )
 
 
 _REINSTALL = (
-    "Install zcomm anew, for this Python: pip install --force-reinstall --no-deps zcomm; from a "
-    "source tree with a C++17 compiler: pip install ."
+    "Reinstall zcomm for this Python: pip install --force-reinstall --no-deps zcomm; or, from "
+    "source with a C++17 compiler: pip install ."
 )
 
 CHECKS: dict[str, Callable[[], Finding]] = {

@@ -1,4 +1,4 @@
-"""The self-tests of `zcomm doctor`: the test vectors on every kernel set, and two real ranks."""
+"""The self-tests of `zcomm doctor`: test vectors on every kernel set, and two real ranks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from zcomm.report.finding import OK, PROBLEM, Finding
 
 STEPS = 3
 NUMEL = 1 << 16
-# |got - exact mean| / |exact mean| of Gaussian values after both hops of an all_reduce on 2 ranks:
-# 0, 0.009 and 0.13 are usual. With `none` both add the same two numbers.
+# |got - exact mean| / |exact mean| of Gaussian values after an all_reduce on 2 ranks. Typical
+# values are 0, 0.009 and 0.13; with `none` both sides add the same two numbers.
 ERROR_LIMITS = {"none": 0.0, "int8": 0.03, "lm4": 0.2}
 _WORTHLESS = 1e9
-# A start on a busy machine with a cold disk takes long.
+# Starting ranks on a busy machine with a cold disk takes long.
 TIMEOUT_S = 120.0
 
 
 def check_vectors() -> Finding:
-    """Byte for byte: wires, residuals and decoded values."""
+    """Compares wires, residuals and decoded values byte for byte."""
     whole = vectors.load()
     here = [name for name, missing in zcomm.available_kernels().items() if not missing]
-    sets = [name for name in here if name != "cpu"]  # another name for one of the others
+    sets = [name for name in here if name != "cpu"]  # an alias of one of the others
     wrong = {name: vectors.differences(whole, name, _device_of(name)) for name in sets}
     details = {"vectors": len(whole["vectors"]), "kernels": wrong}
     if any(wrong.values()):
@@ -42,8 +42,8 @@ def check_vectors() -> Finding:
             if found
         ]
         remedy = (
-            "Do not train with this build: its bytes are wrong. Reinstall zcomm; if that does not "
-            "help, report the processor and this output."
+            "Do not train with this build: its bytes are wrong. Reinstall zcomm. If that does not "
+            "help, report this output and the processor."
         )
         return Finding(PROBLEM, lines, remedy, details)
     text = f"{len(whole['vectors'])} test vectors, byte for byte, on {', '.join(sets)}"
@@ -56,37 +56,40 @@ def _device_of(kernels: str) -> torch.device:
 
 
 def check_ranks() -> Finding:
-    """Over the interface that gloo would use; if that fails, over loopback as well."""
+    """Over the interface that gloo would use and, if that fails, over loopback."""
     interface = gloo_choice(list_interfaces()).interface or LOOPBACK
     failed, results = _run(interface)
     details: dict[str, Any] = {"interface": interface, "error": failed, "ranks": results}
     if not failed:
         return judged(results, interface, details)
-    lines = [f"2 ranks over {interface} failed: {first_error(failed)}", "The whole error: --json"]
-    remedy = "Read the whole error: zcomm doctor --json."
+    lines = [
+        f"2 ranks over {interface} failed: {first_error(failed)}",
+        "For the full error: --json",
+    ]
+    remedy = "Read the full error: zcomm doctor --json."
     if interface != LOOPBACK:
         works = not _run(LOOPBACK)[0]
         details["works_over_loopback"] = works
         lines.append(f"Over {LOOPBACK} they {'work' if works else 'fail too'}.")
         if works:
             remedy = (
-                f"Let ranks of this machine connect to each other over {interface} (a firewall?), "
-                "or set GLOO_SOCKET_IFNAME to another interface."
+                f"Let ranks on this machine connect over {interface} (is there a firewall?), or "
+                "set GLOO_SOCKET_IFNAME to another interface."
             )
     return Finding(PROBLEM, lines, remedy, details)
 
 
 def _run(interface: str) -> tuple[str, list[Any]]:
-    """The error, whole, or "", and what each rank found."""
+    """The full error, or "", and what each rank found."""
     env = {"GLOO_SOCKET_IFNAME": interface}
     if forced() in ON_GPUS:
-        env[KERNELS_VARIABLE] = ""  # the ranks have CPU tensors
+        env[KERNELS_VARIABLE] = ""  # the ranks use CPU tensors
     return try_on_ranks(2, try_zcomm, env=env, timeout_s=TIMEOUT_S)
 
 
 def try_zcomm(rank: int, world_size: int) -> dict[str, Any]:
-    """Runs on each rank: a small DDP model with lm4, then each collective against gloo's own."""
-    torch.manual_seed(rank)  # DDP makes the replicas equal, the data stays different
+    """Runs on each rank: trains a small DDP model with lm4, then tries each codec."""
+    torch.manual_seed(rank)  # DDP makes the replicas equal; the data stays different
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
     handle = zcomm.compress(ddp, codec="lm4")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -115,7 +118,7 @@ def _all_reduce_error(spec: str, world_size: int) -> float:
 
 
 def _finite(error: float) -> float:
-    """NaN is worse than any number, and JSON has none."""
+    """JSON has no NaN: a number worse than any limit stands for it."""
     return error if error < _WORTHLESS else _WORTHLESS
 
 
@@ -126,9 +129,13 @@ def _sha256(t: Tensor) -> str:
 def judged(results: list[Any], interface: str, details: dict[str, Any]) -> Finding:
     lines = []
     if len({found["replica"] for found in results}) > 1:
-        lines.append(f"expected identical replicas after {STEPS} steps of DDP with lm4, got others")
+        lines.append(
+            f"expected identical replicas after {STEPS} steps of DDP with lm4, got different ones"
+        )
     if not all(found["finite"] for found in results):
-        lines.append(f"expected finite parameters after {STEPS} steps of DDP with lm4, got others")
+        lines.append(
+            f"expected finite parameters after {STEPS} steps of DDP with lm4, got NaN or Inf"
+        )
     worst = {spec: max(found["errors"][spec] for found in results) for spec in ERROR_LIMITS}
     for spec, limit in ERROR_LIMITS.items():
         if worst[spec] > limit:
@@ -141,4 +148,4 @@ def judged(results: list[Any], interface: str, details: dict[str, Any]) -> Findi
         return Finding(PROBLEM, lines, remedy, details)
     errors = ", ".join(f"{spec} {error:.2g}" for spec, error in worst.items())
     trained = f"DDP with lm4 over {interface}: replicas identical after {STEPS} steps"
-    return Finding(OK, [trained, f"all_reduce against gloo's own, error: {errors}"], "", details)
+    return Finding(OK, [trained, f"all_reduce error against gloo's: {errors}"], "", details)

@@ -1,1 +1,1 @@
-"""`zcomm plan`: memory and time of a training run before it starts."""
+"""`zcomm plan`: estimates the memory and time of a training run."""
