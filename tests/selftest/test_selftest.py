@@ -42,7 +42,7 @@ def test_the_cpu_is_right_and_the_report_has_all_parts(tmp_path: Path) -> None:
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert done.stdout.endswith("\nall is right\n")
+    assert done.stdout.endswith("\neverything is correct\n")
     report = json.loads(file.read_text())
     assert report["right"] is True
     assert report["environment"]["kernels"].startswith("cpu:")
@@ -163,7 +163,7 @@ def test_wrong_kernels_are_found_and_the_codec_is_named(
     assert any(fault.startswith("lm4: ") and text in fault for fault in found["first"])
     assert "\nproblem  " in out
     assert "lm4: " in out
-    assert out.endswith("Do not train with these kernels on this device, and send this report.\n")
+    assert out.endswith("Do not train with these kernels on this device; send us this report.\n")
 
 
 def test_wrong_kernels_do_not_make_the_vectors(tmp_path: Path) -> None:

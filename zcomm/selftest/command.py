@@ -1,9 +1,9 @@
-"""Tests zcomm's kernels on a device of this machine, and prints a report that can be sent.
+"""Tests zcomm's kernels on a device of this machine and prints a report to send.
 
-Everything is compared bit for bit with the reference kernels on the CPU: wires, residuals, sums.
-Damaged wires must be refused. Then small models are trained, and speed is measured.
+Compares wires, residuals and sums bit for bit with the reference kernels on the CPU, checks that
+damaged wires are refused, trains small models, and measures speed.
 
-Ends with exit code 0 if all is right, 1 if anything is wrong, 2 if the device cannot be used.
+Exit code: 0 if everything is correct, 1 if anything is wrong, 2 if the device cannot be used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     right = all(f.state != PROBLEM for f in found.values())
     if args.json:
         args.json.write_text(_json(environment, found, right) + "\n")
-    say("\n" + ("all is right" if right else f"something is wrong. {DO_NOT_TRAIN}"))
+    say("\n" + ("everything is correct" if right else f"something is wrong. {DO_NOT_TRAIN}"))
     return 0 if right else 1
 
 
@@ -49,12 +49,12 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m zcomm.selftest", description=__doc__, formatter_class=Paragraphs
     )
     add = parser.add_argument
-    add("--device", default="cuda", help="cuda (the default), cuda:1, cpu")
-    add("--kernels", metavar="NAME", help="a kernel set other than the device's own")
+    add("--device", default="cuda", help="cuda (default), cuda:1, cpu")
+    add("--kernels", metavar="NAME", help="a kernel set other than the device's default")
     add("--quick", action="store_true", help="fewer cases, smaller tensors")
-    add("--codecs", metavar="LIST", help="some codecs only: int8,lm4:block=32")
-    add("--parts", metavar="LIST", help=f"some parts only: {','.join(PARTS)}")
-    add("--json", type=Path, metavar="FILE", help="write the report as JSON too")
+    add("--codecs", metavar="LIST", help="only these codecs, such as int8,lm4:block=32")
+    add("--parts", metavar="LIST", help=f"only these parts of {','.join(PARTS)}")
+    add("--json", type=Path, metavar="FILE", help="also write the report as JSON")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Damaged wires: every one is refused, and named; nothing else may happen."""
+"""Damaged wires: every one must be refused and named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zcomm.wire.header import HEADER_NBYTES, WireError, checksum
 _REFERENCE = Subject("reference")
 _NUMEL = 37
 _KINDS = ["normal", "zeros of both signs", "ties", "NaN", "near the largest"]
-# Header fields that are wrong under a right checksum: where, and what is written there.
+# Wrong header fields under a correct checksum: where, and the wrong bytes.
 _FIELDS = {
     "magic": (0, b"ZCOX"),
     "version": (4, b"\2\0"),
@@ -35,7 +35,7 @@ def check(scope: Scope) -> Finding:
         layout = Layout([Segment(codec(spec), _NUMEL)])
         grad = gradient(_NUMEL, _KINDS, torch.float32, patch=32, seed=i)
         good = layout.encode(grad, kernels="reference")
-        with tally.guarded(spec, "a wire that is right"):
+        with tally.guarded(spec, "an intact wire"):
             _decode(scope.subject, layout, [good])
         _check_flips(tally, scope, spec, layout, good)
         _check_fields(tally, scope, spec, layout, good)
@@ -43,12 +43,12 @@ def check(scope: Scope) -> Finding:
         for length in (0, HEADER_NBYTES, good.numel() - 1, good.numel() + 1):
             bad = torch.cat((good, good))[:length]
             _expect_refused(tally, scope, spec, layout, [bad], 0, f"{length} bytes")
-    right = f"damaged wires of {len(scope.specs)} codecs refused, as the reference does"
+    right = f"damaged wires of {len(scope.specs)} codecs refused, as by the reference"
     return tally.finding(right)
 
 
 def with_checksum(wire: Tensor) -> Tensor:
-    """A copy of a wire of one frame, with the checksum that fits its bytes."""
+    """A copy of a wire of one frame, with the checksum of its bytes."""
     wire = wire.clone()
     total = checksum(wire).to_bytes(8, "little")
     wire[HEADER_NBYTES - 8 : HEADER_NBYTES] = torch.tensor(list(total), dtype=torch.uint8)
@@ -56,7 +56,7 @@ def with_checksum(wire: Tensor) -> Tensor:
 
 
 def _check_flips(tally: Tally, scope: Scope, spec: str, layout: Layout, good: Tensor) -> None:
-    """One bit of every byte."""
+    """Flips one bit of every byte."""
     for i in range(0, good.numel(), 3 if scope.quick else 1):
         bad = good.clone()
         bad[i] ^= 1 << (i * 5 % 8)
@@ -68,11 +68,11 @@ def _check_fields(tally: Tally, scope: Scope, spec: str, layout: Layout, good: T
         bad = good.clone()
         bad[at : at + len(value)] = torch.tensor(list(value), dtype=torch.uint8)
         wires = [good, with_checksum(bad), good]
-        _expect_refused(tally, scope, spec, layout, wires, 1, f"another {field}")
+        _expect_refused(tally, scope, spec, layout, wires, 1, f"a wrong {field}")
 
 
 def _check_bodies(tally: Tally, scope: Scope, spec: str, layout: Layout, good: Tensor) -> None:
-    """Random bytes under a right checksum: the reference says whether they are an encoder's."""
+    """Random bytes under a correct checksum: refused if the reference refuses them."""
     g = torch.Generator().manual_seed(len(spec))
     for i in range(6 if scope.quick else 30):
         bad = good.clone()
@@ -109,9 +109,9 @@ def _expect_refused(
 
 
 def _decode(subject: Subject, layout: Layout, wires: Sequence[Tensor]) -> Tensor:
-    """The sum; wires must stay as they are."""
+    """The sum. The wires must not change."""
     there = [wire.to(subject.device, copy=True) for wire in wires]
     total = layout.decode_sum(there, kernels=subject.kernels)
     for now, before in zip(there, wires):
-        assert not difference(now.cpu(), before), "expected wires to stay as they were"
+        assert not difference(now.cpu(), before), "expected wires to stay unchanged"
     return total.cpu()

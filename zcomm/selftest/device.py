@@ -1,4 +1,4 @@
-"""Which device and kernel set are tested, and what the report says of the machine."""
+"""Which device and kernel set to test, and what the report says about the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zcomm.report.usage import UsageError
 
 
 def chosen(name: str, kernel_set: str | None) -> Subject:
-    """Refuses a device or a kernel set that is not here, with the reason."""
+    """Refuses a device or kernel set that is unavailable, with the reason."""
     device = _device(name)
     if device.type == "cuda":
         absent = gpu_tools.absent()
@@ -33,7 +33,7 @@ def chosen(name: str, kernel_set: str | None) -> Subject:
 
 
 def _default(device: torch.device) -> str:
-    """Where only the reference is left for a GPU, the reasons why are wanted, not a test of it."""
+    """Refuses to test the reference on a GPU: says why the other sets are unavailable."""
     name = kernels.default(device.type, device.index or 0)
     if name == "reference":
         raise RuntimeError(f"no kernels: {kernels.absences(device.type, device.index or 0)}")
@@ -59,7 +59,7 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 def environment(subject: Subject) -> dict[str, str]:
-    """What whoever reads the report needs to know."""
+    """What readers of the report need to know."""
     found = {
         "zcomm": zcomm.__version__,
         "torch": f"{torch.__version__}, {gpu_tools.torch_build()}",
@@ -70,7 +70,7 @@ def environment(subject: Subject) -> dict[str, str]:
         "kernels": kernels.select(subject.device, subject.kernels).name,
     }
     absent = {name: why for name, why in kernels.available().items() if why}
-    return found | {f"absent: {name}": why for name, why in absent.items()}
+    return found | {f"{name} unavailable": why for name, why in absent.items()}
 
 
 def _gpu(device: torch.device) -> str:

@@ -1,11 +1,11 @@
-"""Training on the device: DDP's hook and ZeRO give the parameters that arithmetic predicts.
+"""Training on the device: DDP's hook and ZeRO must reach the parameters that we can predict.
 
-The model's gradients are sums of products of small integers, exact in any order and on any device,
-and do not depend on its parameters. So what DDP, the hook and ZeRO must make of them is known:
-for a codec, from the reference kernels on the CPU.
+The model's gradients are sums of products of small integers: exact in any order and on any device,
+and independent of its parameters. So the results of DDP, the hook and ZeRO are known; for a codec,
+from the reference kernels on the CPU.
 
-With one rank there is nothing to send: the hook is the identity, and a job is given to an engine by
-hand. Two ranks need two GPUs.
+One rank sends nothing: the hook is the identity, so a job goes to an engine directly. Two ranks
+need two GPUs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from zcomm.sharding.settings import Settings
 
 STEPS = 3
 SPECS = ("none", "int8", "lm4")
-# Powers of two: products are exact, so that fused and separate roundings agree.
+# Powers of two make products exact, so that fused and separate roundings agree.
 LR, MOMENTUM = 2.0**-6, 0.5
-NUMEL = 1_700_001  # chunks of the engine's: several
+NUMEL = 1_700_001  # several of the engine's chunks
 BATCH, FEATURES = 16, 384
 TIMEOUT_S = 200.0
 
@@ -52,8 +52,8 @@ def check(scope: Scope) -> Finding:
     if faults:
         return Finding(PROBLEM, [reason(fault) for fault in faults[:6]], DO_NOT_TRAIN, details)
     line = (
-        f"{tried}, {STEPS} steps: compress and ZeroOptimizer with {', '.join(SPECS)} against plain "
-        "DDP and the reference; an engine's reduce-scatter: bit for bit"
+        f"{tried}, {STEPS} steps: compress and ZeroOptimizer with {', '.join(SPECS)}, and an "
+        "engine's reduce-scatter, match plain DDP and the reference bit for bit"
     )
     own = "" if env else f"with the default kernels, not {chosen}"
     return Finding(OK, [line, own] if own else [line], "", details)
@@ -70,7 +70,7 @@ def _faults(world_size: int, device: str, env: dict[str, str]) -> list[str]:
 
 
 def try_training(rank: int, world_size: int, device_name: str) -> list[str]:
-    """Runs on each rank; what is not as it must be."""
+    """Runs on each rank and returns what is wrong."""
     device, group = torch.device(device_name), None
     if device.type == "cuda":
         device = device if world_size == 1 else torch.device("cuda", rank)
@@ -87,7 +87,7 @@ def try_training(rank: int, world_size: int, device_name: str) -> list[str]:
 
 
 class Sums(nn.Module):
-    """Its gradients are target^T @ x, whatever its parameters are."""
+    """Its gradients are target^T @ x, independent of its parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def exact_gradients(rank: int, step: int) -> dict[str, Tensor]:
 
 
 class _Training:
-    """The same training in several ways; each gives the parameters after the last step."""
+    """The same training done several ways; each returns the parameters after the last step."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device, group: Any) -> None:
         self.rank, self.world_size, self.device, self.group = rank, world_size, device, group
@@ -143,7 +143,7 @@ class _Training:
         return found
 
     def compared(self, way: str, got: dict[str, Tensor], spec: str, hops: int) -> list[str]:
-        """What differs from an SGD that is given the gradients that there must be."""
+        """What differs from SGD with the predicted gradients."""
         model = self._model()
         optimizer = self._sgd(model)
         for step in range(STEPS):
@@ -179,7 +179,7 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _reduced(grads: list[Tensor], spec: str, hops: int) -> Tensor:
-    """The mean over ranks as it arrives: encoded by each, and once more by its owner."""
+    """The mean over ranks: encoded by each rank and, with two hops, again by the owner."""
     ranks, shape, n = len(grads), grads[0].shape, grads[0].numel()
     if ranks == 1 or n < Settings(spec).min_numel:
         return torch.stack(grads).sum(0) / ranks
@@ -192,7 +192,7 @@ def _reduced(grads: list[Tensor], spec: str, hops: int) -> Tensor:
 
 
 def _alone(spec: str, device: torch.device, group: Any) -> str:
-    """A reduce-scatter among one rank: what it encodes, it decodes."""
+    """A reduce-scatter on one rank, which decodes what it encoded."""
     c, source = codec(spec), torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
     chunks = make_chunks([Item("", c, NUMEL, 0, (0, NUMEL))], 0, 1, Settings(spec).chunk_size(1))
     target = torch.zeros(NUMEL, device=device)

@@ -1,4 +1,4 @@
-"""The numerics contract on a device: wires, residuals and sums have the reference's bits."""
+"""The numerics contract on a device: wires, residuals and sums match the reference bit by bit."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from zcomm.selftest.tally import Scope, Tally
 _REFERENCE = Subject("reference")
 _SUMMED = 1153
 _MOST_WIRES = 9
-_MANY_WIRES = 70  # more than the CUDA kernels take as arguments
-# Five tasks of 65,536 elements and a short one whose last block is short.
+_MANY_WIRES = 70  # more than fit in the arguments of the CUDA kernels
+# Five tasks of 65,536 elements, and a short one whose last block is short.
 _LARGE = 5 * 65536 + 1234 + 7
 _MIXED = "mixed"
 
 
 def check_contract(scope: Scope) -> Finding:
-    """Every codec, gradient dtype, residual storage and case; and sums of 1 to 9 wires."""
+    """Every codec, gradient dtype, residual storage and case, and sums of 1 to 9 wires."""
     tally = Tally()
     cases = CASES[1::4] if scope.quick else CASES
     for spec in scope.specs:
@@ -72,7 +72,7 @@ def _check_case(
         got = subject.encode(c, *arguments, case.prescale, case.shift)
         tally.same(spec, f"wire, {what}", got.outcome.wire, expected.wire)
         tally.same(spec, f"residual, {what}", got.outcome.residual, expected.residual)
-        # Of the reference's wire: a wrong one of its own would be refused, which says less.
+        # From the reference's wire: refusing a wrong wire of its own would say less.
         decoded = subject.decode(c, [expected.wire], case.n, case.shift)
         tally.same(spec, f"decoded, {what}", decoded.outcome.decoded, expected.decoded)
         for fault in got.broken + decoded.broken:
@@ -81,14 +81,14 @@ def _check_case(
 
 @cache
 def _wires(spec: str, n: int) -> list[Tensor]:
-    """Of all kinds of gradients."""
+    """Wires of all kinds of gradients."""
     cases = [Case(n, turn) for turn in (4, 0, 5, 1, 2, 9, 6, 7, 3)]
     return [reference(spec, torch.float32, torch.float32, case).wire for case in cases]
 
 
 @cache
 def _unlike_wires(spec: str) -> list[Tensor]:
-    """Normal numbers times powers of two, so that sums are rounded and their order counts."""
+    """Normal numbers times powers of two: sums are rounded, so their order matters."""
     grads = [gradient(_SUMMED, ["normal"], torch.float32, seed=i) for i in range(_MOST_WIRES)]
     powers = (0, 9, 3, 14, 6, 17, 1, 11, 5)
     c = codec(spec)
@@ -108,7 +108,7 @@ def _check_sums(tally: Tally, subject: Subject, spec: str, n: int, wires: list[T
 
 
 def check_layouts(scope: Scope) -> Finding:
-    """Segments of several tasks; and one layout of all codecs for three peers, some idle."""
+    """Segments of several tasks, and one layout of all codecs for three peers, some idle."""
     tally = Tally()
     n = _LARGE // 5 if scope.quick else _LARGE
     for i, spec in enumerate(scope.specs):
@@ -127,7 +127,7 @@ def check_layouts(scope: Scope) -> Finding:
 
 
 def _mixed_layout(specs: tuple[str, ...]) -> Layout:
-    """Segments of many sizes, with gaps, their peers in turn."""
+    """Segments of many sizes, with gaps, for one peer after another."""
     sizes = [0, 1, 3, 127, 129, 1000, 4096, 5003, 70001]
     segments, offset = [], 0
     for i, spec in enumerate(specs * 2):
@@ -166,7 +166,7 @@ def _check_layout(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """For the reference's many small operations: on a busy machine, threads wait for each other."""
+    """For the reference's many small operations: on a busy machine, threads would wait."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""An encode and a decode in a CUDA graph: replayed, they give the bits of the calls themselves."""
+"""Encode and decode in a CUDA graph: replays give the same bits as direct calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPLAYS = 2
 
 def check(scope: Scope) -> Finding:
     if scope.subject.device.type != "cuda":
-        return Finding(NOTE, ["not tried: graphs are captured on CUDA devices"])
+        return Finding(NOTE, ["skipped: only CUDA devices have graphs"])
     tally = Tally()
     for spec in scope.specs:
         with tally.guarded(spec, "capture"):
@@ -28,7 +28,7 @@ def check(scope: Scope) -> Finding:
 
 
 class _Step:
-    """Encodes a gradient with its residual, which changes, and decodes the wire."""
+    """Encodes a gradient with a residual, which it updates, and decodes the wire."""
 
     def __init__(self, spec: str, subject: Subject) -> None:
         device = subject.device
@@ -56,7 +56,7 @@ class _Step:
 
 def _check_replays(tally: Tally, spec: str, subject: Subject) -> None:
     step = _Step(spec, subject)
-    # Tables and scratch memory belong to a layout and a stream: its first call makes them.
+    # The first call on a stream makes the layout's tables and scratch memory.
     stream = torch.cuda.Stream(subject.device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(subject.device))
     expected: list[Outcome] = []

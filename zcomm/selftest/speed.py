@@ -1,6 +1,6 @@
-"""How fast the primitives are, against a copy on the same device that moves as many bytes.
+"""Speed of the primitives, compared with a copy that moves as many bytes on the same device.
 
-A round times the copy, then the call, so that both see the same machine; figures are medians.
+Each round times the copy, then the call, so that both see the same load. Figures are medians.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zcomm.selftest.tally import Scope
 _NUMEL, _QUICK_NUMEL = 25_000_000, 1_000_000
 _ROUNDS, _QUICK_ROUNDS = 7, 3
 _WIRES = 4
-# A launch takes microseconds of the host: it is hidden behind the call before.
+# A launch takes the host microseconds; several calls in a row hide it.
 _CUDA_CALLS = 10
 _HEADINGS = ["codec", "encode ms", "GB/s", "copy", "sum ms", "GB/s", "copy"]
 
@@ -43,16 +43,16 @@ def check(scope: Scope) -> Finding:
     threads = torch.get_num_threads()
     where = f"on {threads} threads" if scope.subject.device.type == "cpu" else "on the device"
     heading = (
-        f"{numel:,} fp32 elements {where}, medians of {rounds}: encode with fp32 residual, and "
-        f"decode_sum of {_WIRES} wires; GB/s of the bytes that must be read and written, and the "
-        "share of a copy's"
+        f"{numel:,} fp32 elements {where}, medians of {rounds} rounds: encode with fp32 residual, "
+        f"and decode_sum of {_WIRES} wires; GB/s counts bytes that must be read and written; copy: "
+        "relative to a copy"
     )
     table = whole(_HEADINGS, rows).splitlines()
     return Finding(OK, [heading, *table], "", {"numel": numel, "calls": details})
 
 
 class _Copy:
-    """A copy that reads and writes a number of bytes in all."""
+    """A copy that reads and writes a given total of bytes."""
 
     def __init__(self, most_nbytes: int, device: torch.device) -> None:
         self.device = device
@@ -66,9 +66,9 @@ class _Copy:
 
 
 def _calls(spec: str, n: int, subject: Subject) -> list[tuple[Callable[[], object], int]]:
-    """Each call, and the bytes that it must read and write.
+    """Each call, and the bytes it must read and write.
 
-    There are four wires: one, read four times, would come from the cache.
+    There are four wires: a single one, read four times, would come from the cache.
     """
     device, kernels = subject.device, subject.kernels
     layout = Layout([Segment(codec(spec), n)])
@@ -76,7 +76,7 @@ def _calls(spec: str, n: int, subject: Subject) -> list[tuple[Callable[[], objec
     wires = [layout.encode(grad, kernels=kernels) for _ in range(_WIRES)]
     held, out, faults = Residuals(layout, [residual]), torch.zeros(n, device=device), None
     if device.type == "cuda":
-        faults = new_faults(device)  # without, each call would wait for the device
+        faults = new_faults(device)  # without it each call would wait for the device
     nbytes = layout.wire_nbytes
     encode = partial(layout.encode, grad, held, out=wires[0], kernels=kernels)
     total = partial(layout.decode_sum, wires, out=out, kernels=kernels, faults=faults)
@@ -90,7 +90,7 @@ def _normal(n: int, device: torch.device) -> Tensor:
 def _measured(
     run: Callable[[], object], nbytes: int, copy: _Copy, rounds: int
 ) -> tuple[int, float, float]:
-    """Bytes, seconds, and the share of the copy's speed. The first round warms up."""
+    """Bytes, seconds, and speed relative to the copy. The first round warms up."""
     pairs = [(copy.seconds(nbytes), _seconds(run, copy.device)) for _ in range(rounds + 1)][1:]
     share = statistics.median(one / other for one, other in pairs)
     return nbytes, statistics.median(own for _, own in pairs), share

@@ -1,4 +1,4 @@
-"""What is tested, and a count of what was compared and what was wrong."""
+"""What to test, and a tally of checks and failures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from zcomm.conformance.contract import SPECS, Subject, difference
 from zcomm.report.finding import OK, PROBLEM, Finding, reason
 
-DO_NOT_TRAIN = "Do not train with these kernels on this device, and send this report."
+DO_NOT_TRAIN = "Do not train with these kernels on this device; send us this report."
 _SHOWN = 6
 _KEPT = 40
 
 
 class Scope(NamedTuple):
-    """What the parts of the self-test are asked for."""
+    """What to test, the same for all parts."""
 
     subject: Subject
     quick: bool = False
@@ -25,7 +25,7 @@ class Scope(NamedTuple):
 
 
 class Tally:
-    """Counts checks, and keeps what was wrong, by codec."""
+    """Counts checks and keeps failures, by codec."""
 
     def __init__(self) -> None:
         self.checks = 0
@@ -43,7 +43,7 @@ class Tally:
 
     @contextmanager
     def guarded(self, spec: str, what: str) -> Iterator[None]:
-        """An error inside is a fault of this codec, and the next check goes on."""
+        """Records an exception as a fault of this codec and goes on with the next check."""
         try:
             yield
         except Exception as error:
@@ -54,7 +54,7 @@ class Tally:
         details = {"checks": self.checks, "wrong": counts}
         if not self.wrong:
             return Finding(OK, [f"{right}: {self.checks:,} checks"], "", details)
-        # Of every codec first, so that one that is wrong everywhere does not hide the others.
+        # One of each codec first, so that a codec that always fails does not hide the others.
         firsts = [f"{spec}: {faults[0]}" for spec, faults in self.wrong.items()]
         kept = [f"{spec}: {fault}" for spec, faults in self.wrong.items() for fault in faults]
         lines = [
