@@ -11,7 +11,8 @@ from zcomm.codecs import Codec, codec
 from zcomm.codecs.layout import Layout, Residuals, Segment
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
 from zcomm.ddp.api import ZeroOptimizer, compress
-from zcomm.ddp.hook import Handle, HookState, hook
+from zcomm.ddp.hook import HookState, hook
+from zcomm.engine.handle import Handle
 from zcomm.engine.stats import Stats
 from zcomm.kernels import available as available_kernels
 from zcomm.planning.memory import MemoryPlan, plan

@@ -20,9 +20,16 @@ from torch import Tensor
 
 from zcomm.base import arguments
 from zcomm.codecs import Codec, codec
-from zcomm.engine.choice import make_engine
-from zcomm.engine.job import Job
-from zcomm.engine.job_thread import JobThread
+from zcomm.engine.engine import Engine, make_engine
+from zcomm.engine.job import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Collective,
+    Encoding,
+    Job,
+    JobData,
+)
 from zcomm.engine.streams import Streams, streams_of
 from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.feedback import Feedback
@@ -41,7 +48,7 @@ from zcomm.transport.handshake import meet
 
 
 class _Engine(NamedTuple):
-    thread: JobThread
+    engine: Engine
     streams: Streams | None
     hosts: Hosts | None
 
@@ -87,7 +94,7 @@ def all_reduce(
     call = _Call("all_reduce", codec, group, feedback, op, verify)
     flat = call.flat(tensor, "tensor")
     bounds = owner_bounds([(flat.numel(), block_of(call.codec))], call.world_size)[0]
-    return call.run(flat, flat, bounds, async_op, reduce=True, gather=True)
+    return call.run(flat, flat, bounds, async_op, ALL_REDUCE)
 
 
 def reduce_scatter(
@@ -110,7 +117,7 @@ def reduce_scatter(
     target, source = call.flat(output, "output"), call.flat(input, "input")
     call.expect_parts("input", source, "output", target)
     bounds = even_bounds(target.numel(), call.world_size)
-    return call.run(source, target, bounds, async_op, reduce=True, gather=False)
+    return call.run(source, target, bounds, async_op, REDUCE_SCATTER)
 
 
 def all_gather(
@@ -131,7 +138,7 @@ def all_gather(
     target, source = call.flat(output, "output"), call.flat(input, "input")
     call.expect_parts("output", target, "input", source)
     bounds = even_bounds(source.numel(), call.world_size)
-    return call.run(source, target, bounds, async_op, reduce=False, gather=True)
+    return call.run(source, target, bounds, async_op, ALL_GATHER)
 
 
 class _Call:
@@ -195,13 +202,11 @@ class _Call:
         target: Tensor,
         bounds: tuple[int, ...],
         async_op: bool,
-        *,
-        reduce: bool,
-        gather: bool,
+        collective: Collective,
     ) -> Work | None:
         """Starts it; waits for it unless `async_op`. With one rank it is the identity."""
         if self.world_size > 1:
-            work = Work(self._job(source, target, bounds, reduce, gather))
+            work = Work(self._submit(JobData(source, target), bounds, collective))
         else:
             target.copy_(source)
             work = Work(None)
@@ -210,34 +215,24 @@ class _Call:
         work.wait()
         return None
 
-    def _job(
-        self, source: Tensor, target: Tensor, bounds: tuple[int, ...], reduce: bool, gather: bool
-    ) -> Job:
+    def _submit(self, data: JobData, bounds: tuple[int, ...], collective: Collective) -> Job:
+        source, numel = data.source, max(data.source.numel(), data.target.numel())
         engine, streams, hosts = self.engine(source.device)
-        raw = source.dtype is torch.float64
         two_hops = TwoHops(hosts, self.hierarchy.local_codec) if self.hierarchy and hosts else None
+        raw = source.dtype is torch.float64
         chunks = _chunks(self.codec, bounds, self.rank, raw, two_hops)
         spec = repr(self.codec.spec) if two_hops is None else f"{self.hierarchy}"
-        plan = f"{self.name}(codec={spec}, op={self.op!r}, verify={self.verify}) of "
-        plan += f"{max(source.numel(), target.numel())} {source.dtype} elements"
-        feedback, bound = self.feedback, None
-        if feedback is not None:
-            feedback.keep = streams.keep if streams else None
-            feedback.hosts = hosts
-            bound = feedback.bind_once(plan, chunks, self.rank, source.device)
-        mode = "none" if feedback is None else f"{feedback.mode}, {feedback.dtype}"
-        job = Job(
-            f"{self.name} of {max(source.numel(), target.numel())} elements",
-            chunks,
-            source,
-            target,
-            reduce=reduce,
-            gather=gather,
-            prescale=1 / self.world_size if self.op == "mean" else 1.0,
-            verify=self.verify,
-            feedback=bound,
-            signature=f"{plan} (feedback: {mode})",
-        )
+        call = f"{self.name}(codec={spec}, op={self.op!r}, verify={self.verify}) of "
+        call += f"{numel} {source.dtype} elements"
+        bound, mode = None, "none"
+        if self.feedback is not None:
+            record = streams.record_stream if streams else None
+            bound = self.feedback.bind(call, chunks, self.rank, source.device, hosts, record)
+            mode = f"{self.feedback.mode}, {self.feedback.dtype}"
+        prescale = 1 / self.world_size if self.op == "mean" else 1.0
+        encoding = Encoding(prescale, self.verify, bound)
+        what, signature = f"{self.name} of {numel} elements", f"{call} (feedback: {mode})"
+        job = Job(what, collective, chunks, data, encoding, signature)
         engine.submit(job)
         return job
 
@@ -260,16 +255,10 @@ class _Call:
         hop, which all have or make, finds out before this rank waits for them."""
         flat = _Call(self.name, self.codec, self.group, self.feedback, self.op, self.verify)
         nothing = torch.empty(0, device=device)
-        job = Job(
-            f"{self.name} with hosts",
-            (),
-            nothing,
-            nothing,
-            reduce=True,
-            gather=False,
-            signature=f"{self.name} with {hops}",
-        )
-        flat.engine(device).thread.submit(job)
+        signature = f"{self.name} with {hops}"
+        data = JobData(nothing, nothing)
+        job = Job(f"{self.name} with hosts", REDUCE_SCATTER, (), data, signature=signature)
+        flat.engine(device).engine.submit(job)
         Work(job).wait()
 
 
@@ -300,4 +289,4 @@ def _forget_old_groups() -> None:
     """Ends the engines of groups that torch has destroyed."""
     known = known_groups()
     for key in [key for key in _engines if key[0] not in known]:
-        _engines.pop(key).thread.stop()
+        _engines.pop(key).engine.stop()

@@ -19,8 +19,8 @@ from ddp_training import WAYS, Mixed, Net, Spoiled, assert_bit_equal, batch, see
 from ranks import World
 from recorded_streams import device_engines
 from zcomm.codecs import SPECS
-from zcomm.engine.device import DeviceEngine, schedule
-from zcomm.engine.job_thread import SLOTS
+from zcomm.engine.device import DeviceRunner, schedule
+from zcomm.engine.pipeline import SLOTS
 from zero_training import close, parameters, train, wrapped, zero
 
 CODECS = [*SPECS[:-1], "topk:0.02", "int4:block=32"]
@@ -99,7 +99,10 @@ def hooked(
     ddp = DistributedDataParallel(seeded(model), **ddp_options)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) if scaled else None
     handle = zcomm.compress(ddp, scaler=scaler, **settings)
-    assert isinstance(handle._compressor.engine, DeviceEngine) == bool(handle._compressor.streams)
+    compressor = handle._compressor
+    assert isinstance(compressor.engine.runner, DeviceRunner) == bool(compressor.streams)
+        handle._compressor.streams
+    )
     spoiled = Spoiled(next(ddp.parameters()), 5)
     opt = optim.SGD(ddp.parameters(), lr=0.1)
     states = []

@@ -19,7 +19,7 @@ import zcomm
 from failing_training import TIMEOUT_S, DamagingChannel, backward, model
 from raised import Raised, raised
 from ranks import World, run_ranks
-from zcomm.engine.cpu import Engine
+from zcomm.engine.cpu import CpuRunner
 
 
 @pytest.fixture(scope="module")
@@ -199,13 +199,13 @@ def train_with_fault(rank: int, world_size: int) -> list[Raised]:
     zcomm.compress(ddp)
     backward(ddp)
     if rank == 2:
-        original = Engine._go_on
+        original = CpuRunner._advance
 
-        def faulty(self: Engine, arrived: Any) -> None:
-            Engine._go_on = original  # type: ignore[method-assign]
+        def faulty(self: CpuRunner, *args: Any) -> None:
+            CpuRunner._advance = original  # type: ignore[method-assign]
             raise KeyError("planted")
 
-        Engine._go_on = faulty  # type: ignore[method-assign]
+        CpuRunner._advance = faulty  # type: ignore[method-assign]
     return [raised(backward, ddp) for _ in range(3)]
 
 

@@ -20,8 +20,8 @@ from ddp_training import LM4, Net, batch, seeded
 from ranks import World
 from recorded_streams import RecordedStreams, recorded
 from stream_recorder import Recorder, Report
-from zcomm.engine.job_thread import SLOTS
-from zcomm.engine.streams import CudaStreams, streams_of
+from zcomm.engine.pipeline import SLOTS
+from zcomm.engine.streams import Streams, streams_of
 from zero_training import wrapped, zero
 
 
@@ -194,11 +194,11 @@ def test_recorder_accepts_what_events_order() -> None:
     recorder, streams, t = two_streams()
     for event in streams.ready():
         streams.wait(event)
-    streams.keep(t)
+    streams.record_stream(t)
     with streams.side():
         recorder.run("encode", reads=[t[:4]])
     recorder.run("other half", writes=[t[4:]])
-    streams.follow(streams.done())
+    streams.wait_current(streams.done())
     recorder.run("again", writes=[t])
     assert recorder.races() == recorder.not_kept() == []
 
@@ -232,7 +232,7 @@ def test_cuda_streams_record_and_wait_where_they_should(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: CudaStream(log, 9))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
     streams = streams_of(torch.device("cuda:1"))
-    assert isinstance(streams, CudaStreams)
+    assert isinstance(streams, Streams)
     current[0] = CudaStream(log, 2)
     streams.note()
     current[0] = CudaStream(log, 1)
@@ -240,7 +240,7 @@ def test_cuda_streams_record_and_wait_where_they_should(monkeypatch: pytest.Monk
     assert log == [("record", 2), ("record", 1)]  # a producer, and the current one
     for event in events:
         streams.wait(event)
-    streams.follow(streams.done())
+    streams.wait_current(streams.done())
     assert log[2:] == [
         ("wait", 9, ("event", 2)),
         ("wait", 9, ("event", 1)),
@@ -251,7 +251,7 @@ def test_cuda_streams_record_and_wait_where_they_should(monkeypatch: pytest.Monk
     assert streams.ready() == [("event", 1)]
     marked: list[Any] = []
     t = SimpleNamespace(numel=lambda: 3, record_stream=marked.append)
-    streams.keep(t)  # type: ignore[arg-type]
+    streams.record_stream(t)  # type: ignore[arg-type]
     assert [stream.cuda_stream for stream in marked] == [9]
 
 

@@ -222,7 +222,7 @@ def test_every_entry_of_the_guide_is_a_message() -> None:
         ("zcomm/zero/consolidate.py", "load_state_dict: expected groups of …"),  # a local name
         ("zcomm/codecs/layout.py", "wire …: expected … bytes, got …"),
         (
-            "zcomm/engine/job_thread.py",
+            "zcomm/engine/inbox.py",
             "zcomm: the engine was stopped",
         ),  # an exception of zcomm's own
         ("zcomm/codecs/blocks.py", "expected code 0 in a zero or NaN block"),  # refuse(...)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import zcomm.fsdp
 from ddp_training import batch, seeded
 from zcomm import codec
-from zcomm.engine.cpu import Engine
+from zcomm.engine.cpu import CpuRunner
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 OFFLOAD = CPUOffloadPolicy(pin_memory=False)
@@ -156,17 +156,17 @@ def expected_gradient(ranks: list[Tensor], spec: str) -> Tensor:
 @contextmanager
 def slow_engine() -> Iterator[None]:
     """Who does not wait for a result has none."""
-    original = Engine._go_on
+    original = CpuRunner._advance
 
-    def slow(self: Engine, arrived: Any) -> None:
+    def slow(self: CpuRunner, *args: Any) -> None:
         time.sleep(0.01)
-        original(self, arrived)
+        original(self, *args)
 
-    Engine._go_on = slow  # type: ignore[method-assign]
+    CpuRunner._advance = slow  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Engine._go_on = original  # type: ignore[method-assign]
+        CpuRunner._advance = original  # type: ignore[method-assign]
 
 
 class Watched(NamedTuple):

@@ -18,7 +18,7 @@ import zcomm.kernels
 from stream_recorder import Clock, Recorder
 from zcomm import collectives
 from zcomm.ddp import compressor
-from zcomm.engine.device import DeviceEngine
+from zcomm.engine.device import DeviceRunner
 from zcomm.engine.streams import HostCopy
 from zcomm.transport.channels import Channel
 
@@ -72,10 +72,10 @@ class RecordedStreams:
     def done(self) -> RecordedEvent:
         return RecordedEvent(self.recorder, self.recorder.event("side"))
 
-    def follow(self, event: Any) -> None:
+    def wait_current(self, event: Any) -> None:
         self.recorder.join(self.recorder.current, event.clock)
 
-    def keep(self, t: Tensor) -> None:
+    def record_stream(self, t: Tensor) -> None:
         self.recorder.kept.add(self.recorder.span(t).storage)
 
     def to_host(self, t: Tensor) -> HostCopy:
@@ -187,7 +187,7 @@ def device_engines(recorder: Recorder | None = None) -> Iterator[Recorder]:
 def recorded() -> Iterator[Recorder]:
     """device_engines(), with a log of what they and this thread do."""
     recorder = Recorder()
-    select, all_to_all, serve = zcomm.kernels.select, Channel.all_to_all, DeviceEngine._serve
+    select, all_to_all, serve = zcomm.kernels.select, Channel.all_to_all, DeviceRunner.serve
 
     def recorded_select(*args: Any) -> RecordedKernels:
         return RecordedKernels(recorder, select(*args))
@@ -200,15 +200,15 @@ def recorded() -> Iterator[Recorder]:
         clock = recorder.event("net")
         return RecordedWork(recorder, all_to_all(channel, out, send, *splits), clock)
 
-    def recorded_serve(engine: DeviceEngine) -> None:
+    def recorded_serve(runner: DeviceRunner, inbox: Any) -> None:
         with RecordedTorch(recorder):
-            serve(engine)
+            serve(runner, inbox)
 
     with (
         patched(
             (zcomm.kernels, "select", recorded_select),
             (Channel, "all_to_all", recorded_all_to_all),
-            (DeviceEngine, "_serve", recorded_serve),
+            (DeviceRunner, "serve", recorded_serve),
         ),
         device_engines(recorder),
         RecordedTorch(recorder),

@@ -9,8 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
 from zcomm.codecs import Codec
-from zcomm.ddp.hook import Handle, HookState, hook
+from zcomm.ddp.hook import HookState, hook
 from zcomm.ddp.parameters import trainable
+from zcomm.engine.handle import Handle
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Settings
 from zcomm.torch_private.ddp import comm_hooks, uncompiled
@@ -34,9 +35,9 @@ def compress(
     """
     model = _model_without_hook(ddp, "compress")
     state = HookState(codec, scaler=scaler, **settings)
-    compressor = state.bind(model)
+    state.bind(model)
     model.register_comm_hook(state, hook)
-    return Handle(compressor)
+    return state.handle
 
 
 class ZeroOptimizer(ShardedOptimizer):
@@ -79,7 +80,7 @@ class ZeroOptimizer(ShardedOptimizer):
         compressor = state.bind(model, self.compared({id(p): name for name, p in named.items()}))
         self.attach(compressor, model)
         model.register_comm_hook(state, hook)
-        self.handle = Handle(compressor)
+        self.handle = state.handle
 
 
 def _model_without_hook(ddp: Any, what: str) -> Any:

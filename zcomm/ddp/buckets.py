@@ -1,5 +1,5 @@
 """Buckets: how each one travels. Codecs, owners and residuals belong to parameters, not to buckets;
-a plan is what they amount to for one bucket.
+a bucket's parts are what follows from them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from zcomm.base import arguments
-from zcomm.ddp.parameters import device_of, items_of
+from zcomm.ddp.parameters import items_of
 from zcomm.sharding.chunks import Chunk, Item, make_chunks
-from zcomm.sharding.feedback import ChunkFeedback, Feedback, Mode
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
 from zcomm.sharding.settings import PLAIN, Settings
 
 
@@ -46,17 +45,17 @@ class Sink(Protocol):
 
 @dataclass
 class Part:
-    """Parameters of a bucket that go the same way, and their residuals for each side."""
+    """Parameters of a bucket that take the same route, and their residuals for each side."""
 
     items: list[Item]
     chunks: tuple[Chunk, ...]
     feedback: list[list[ChunkFeedback]] | None
-    places: list[Any] | None  # with a sink
+    sink_layouts: list[Any] | None  # where its sums go, with a sink
     name: str
 
 
 class Buckets:
-    """The plans of one model's buckets, made when a bucket is first seen."""
+    """The parts of one model's buckets, made when a bucket is first seen."""
 
     def __init__(
         self,
@@ -64,30 +63,26 @@ class Buckets:
         settings: Settings,
         rank: int,
         world_size: int,
-        double_buffered: bool,
-        hosts: Hosts | None,
+        feedback: ResidualStore,
     ) -> None:
         self.named, self.settings = named, settings
         self.rank, self.world_size = rank, world_size
-        self.two_hops = settings.two_hops(hosts)
+        self.two_hops = settings.two_hops(feedback.hosts)
         self.items = items_of(named, settings, world_size)
-        self.feedback = Feedback(dtype=settings.residual_storage)
-        self.feedback.hosts = hosts
-        self.feedback.double_buffered = double_buffered
-        self.device = self.feedback.device = device_of(named)
+        self.feedback = feedback
         self.sink: Sink | None = None
         self._names = {id(p): name for name, p in named.items()}
-        self._plans: dict[tuple[int, ...], list[Part]] = {}
+        self._parts: dict[tuple[int, ...], list[Part]] = {}
         self._used: set[tuple[int, ...]] = set()
 
     def parts(self, bucket: Any, buffer: Tensor, step: int) -> list[Part]:
-        """What of the bucket goes to all ranks, and what to the sink."""
+        """What of the bucket goes to all ranks, and what goes to the sink."""
         warming_up = step < self.settings.start_step
         key = (warming_up, *map(id, bucket.parameters()))
         self._used.add(key)
-        if key not in self._plans:
-            self._plans[key] = self._make_parts(bucket, buffer, warming_up)
-        return self._plans[key]
+        if key not in self._parts:
+            self._parts[key] = self._make_parts(bucket, buffer, warming_up)
+        return self._parts[key]
 
     def sunk_names(self, bucket: Any) -> list[str]:
         """The parameters of a bucket that go to the sink."""
@@ -95,19 +90,16 @@ class Buckets:
         return [name for name in names if self.sink is not None and name in self.sink.names]
 
     def end_step(self) -> None:
-        """Buckets that were not used in this step belong to the time before DDP's rebuild."""
-        self._plans = {key: plan for key, plan in self._plans.items() if key in self._used}
+        """Drops buckets that this step did not use: they are from before DDP's rebuild."""
+        self._parts = {key: parts for key, parts in self._parts.items() if key in self._used}
         self._used.clear()
 
     def forget(self) -> None:
-        """The next buckets are planned anew: the sink has changed."""
-        self._plans.clear()
-
-    def chunk_count(self) -> int:
-        return sum(len(part.chunks) for parts in self._plans.values() for part in parts)
+        """The sink has changed: parts are made again."""
+        self._parts.clear()
 
     def hold_all(self) -> None:
-        """Residuals of every parameter, also of those that no bucket has brought yet."""
+        """Makes residuals for every parameter, also for those no bucket has brought yet."""
         for item in self.items.values():
             if self._mode(item) and self.named[item.key].dtype is not torch.float64:
                 self.feedback.hold([item], self.rank, gather=not self._goes_to_sink(item))
@@ -132,14 +124,14 @@ class Buckets:
         bound = None
         if not raw and self.world_size > 1 and any(self._mode(item) for item in items):
             bound = self.feedback.bind(chunks, self.rank, self._mode, gather=sink is None)
-        places = None
+        layouts = None
         if sink is not None:
             positions = sink.positions(dtype)
-            places = [chunk.placed(positions) for chunk in chunks]
+            layouts = [chunk.placed(positions) for chunk in chunks]
         specs = ", ".join(sorted({item.codec.spec for item in items}))
         numel = sum(item.numel for item in items)
         name = f"{len(items)} parameters, {numel} {dtype} elements as {specs}"
-        return Part(items, chunks, bound, places, name)
+        return Part(items, chunks, bound, layouts, name)
 
     def _goes_to_sink(self, item: Item) -> bool:
         return self.sink is not None and item.key in self.sink.names

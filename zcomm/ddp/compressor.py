@@ -1,11 +1,9 @@
-"""The compressor: the gradients of one DDP model, bucket by bucket, step by step."""
+"""The compressor of a DDP model: its gradients, bucket by bucket, step by step."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from time import perf_counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,15 +16,22 @@ from zcomm.ddp.finite import DeviceFinite, Finite, HostFinite
 from zcomm.ddp.loss_scale import LossScale
 from zcomm.ddp.observers import Observers
 from zcomm.ddp.parameters import device_of, items_of, trainable
-from zcomm.engine.choice import make_engine
-from zcomm.engine.counters import Counters
-from zcomm.engine.job import Job
-from zcomm.engine.job_thread import JobThread
-from zcomm.engine.stats import Stats
+from zcomm.engine.compressor import Compressor
+from zcomm.engine.engine import Engine, make_engine
+from zcomm.engine.job import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Encoding,
+    Job,
+    JobData,
+    SinkData,
+)
 from zcomm.engine.streams import streams_of
 from zcomm.sharding.chunks import Item, make_chunks
 from zcomm.sharding.hosts import Hosts
 from zcomm.sharding.owners import even_bounds
+from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import PLAIN, Settings
 from zcomm.torch_private.autograd import at_end_of_backward
 from zcomm.torch_private.ddp import divides_by_all_ranks, is_joining
@@ -35,7 +40,7 @@ from zcomm.transport.channels import expect_sender, group_timeout_s, member_of
 from zcomm.transport.handshake import meet
 
 
-class Compressor:
+class DdpCompressor(Compressor):
     """The compressed all-reduce of one DDP model's gradients; with a sink, reduce-scatter.
 
     `compared` is what else must be the same on all ranks.
@@ -48,7 +53,7 @@ class Compressor:
         scaler: Any,
         compared: Mapping[str, str] | None = None,
     ) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._scaler = scaler
         self.ddp = weakref.ref(ddp)
         self.group = ddp.process_group
@@ -57,27 +62,27 @@ class Compressor:
         self.device = device_of(named)
         self.streams = streams_of(self.device)
         name, hosts = self._meet(named, compared or {})
-        self.buckets = Buckets(
-            named, settings, self.rank, self.world_size, scaler is not None, hosts
+        self.feedback = ResidualStore(
+            settings.residual_storage,
+            self.device,
+            double_buffered=scaler is not None,
+            hosts=hosts,
+            record_stream=self.streams.record_stream if self.streams else None,
         )
-        self.feedback = self.buckets.feedback
-        if self.streams is not None:
-            self.feedback.keep = self.streams.keep
+        self.buckets = Buckets(named, settings, self.rank, self.world_size, self.feedback)
         self.observers = Observers()
         self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
-        self.step = 0
         self.engine = self._make_engine(name, hosts)
         self.scale = 1.0
         self._loss_scale = LossScale(scaler, self.streams, ddp)
         self._finite: Finite = DeviceFinite(self.streams) if self.streams else HostFinite()
         self._undecided = False  # whether the last step counts
-        self._exposed_s = 0.0
         self._jobs: list[Job] = []
         self._watch_producers()
 
     def _watch_producers(self) -> None:
-        """Each gradient is behind the stream that its parameter's backward() ran on, which need
-        not be the one that is current when its bucket is full."""
+        """Notes the stream that each parameter's backward() ran on: another one may be current
+        when its bucket is full."""
         if self.streams is not None:
             for p in self.buckets.named.values():
                 p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -87,7 +92,7 @@ class Compressor:
     def _meet(
         self, named: Mapping[str, Tensor], compared: Mapping[str, str]
     ) -> tuple[str, Hosts | None]:
-        """Compares settings with all ranks; a name for the engine, and the hosts of all."""
+        """Compares settings with all ranks; a name for the engine, and where all ranks run."""
         items = items_of(named, self.settings, self.world_size)
         shapes = {name: (item.numel, item.codec.spec) for name, item in items.items()}
         mine = {**self.settings.compared(), **compared}
@@ -97,7 +102,7 @@ class Compressor:
             expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
         return meet(mine, self.settings.hierarchy, self.group, self.rank)
 
-    def _make_engine(self, name: str, hosts: Hosts | None) -> JobThread | None:
+    def _make_engine(self, name: str, hosts: Hosts | None) -> Engine | None:
         if self.world_size == 1:
             return None
         timeout_s = self.settings.timeout_s or group_timeout_s(self.group, self.device)
@@ -120,7 +125,7 @@ class Compressor:
                 self._begin_step()
             self._submit(bucket, buffer, future)
         if bucket.is_last() and not at_end_of_backward(self._before_ddp_is_done):
-            # A rank that has joined (torch's Join) plays its part outside of backward().
+            # A rank that has joined (torch's Join) plays its part outside backward().
             self._end_step()
             self.raise_failure()
             self.observers.raise_failure()
@@ -128,7 +133,7 @@ class Compressor:
 
     def _begin_step(self) -> None:
         self._expect_whole_world()
-        self._settle()
+        self._synchronize()
         self._finite.begin()
         self._jobs.clear()
         if self._scaler is not None:
@@ -155,40 +160,27 @@ class Compressor:
             if self.engine is not None:
                 self.engine.submit(self._jobs[-1])
             else:
-                _keep(self._jobs[-1])
+                _complete_alone(self._jobs[-1])
 
     def _job(self, part: Part, index: int, buffer: Tensor, accumulate: bool, finish: Any) -> Job:
-        sharded = part.places is not None
-        target = buffer
-        if sharded:
+        what = f"bucket {index} of step {self.step}"
+        collective, data = ALL_REDUCE, JobData(buffer, buffer)
+        if part.sink_layouts is not None:
             assert self.sink is not None
             target = self.sink.target(buffer.dtype)
-        what = f"bucket {index} of step {self.step}"
-        return Job(
-            what,
-            part.chunks,
-            buffer,
-            target,
-            reduce=True,
-            gather=not sharded,
-            prescale=1 / self.world_size,
-            verify=self.settings.verify,
-            feedback=part.feedback[self.feedback.side] if part.feedback else None,
-            places=part.places,
-            accumulate=accumulate and sharded,
-            signature=f"{what}: {part.name}, loss scale {self.scale}",
-            finish=finish,
-        )
+            collective = REDUCE_SCATTER
+            data = SinkData(buffer, target, part.sink_layouts, accumulate)
+        feedback = part.feedback[self.feedback.side] if part.feedback else None
+        encoding = Encoding(1 / self.world_size, self.settings.verify, feedback)
+        signature = f"{what}: {part.name}, loss scale {self.scale}"
+        return Job(what, collective, part.chunks, data, encoding, signature, finish)
 
     def _before_ddp_is_done(self) -> None:
         """The end of backward(), before DDP takes the results."""
-        started = perf_counter()
-        with Range("zcomm::exposed"):
-            self._wait()
-        self._exposed_s += perf_counter() - started
+        self.wait(*self._jobs)
         self._end_step()
         if self.failed or self.observers.failed or self.sink is not None:
-            # DDP must come to its end first, or it would be broken; then the error is raised.
+            # DDP must finish first, or it would be broken; then the error is raised.
             at_end_of_backward(self._after_ddp_is_done)
 
     def _after_ddp_is_done(self) -> None:
@@ -197,13 +189,9 @@ class Compressor:
         self.raise_failure()
         self.observers.raise_failure()
 
-    def _wait(self) -> None:
-        """Until the engine has completed all buckets, or failed."""
+    def _end_step(self) -> None:
         for job in self._jobs:
             job.wait()
-
-    def _end_step(self) -> None:
-        self._wait()
         self._jobs.clear()
         if self._scaler is not None and not self.failed:
             # Owners see no sums but their own: ranks would differ about the step.
@@ -226,52 +214,50 @@ class Compressor:
             self.feedback.flip()
         self._undecided = False
 
-    def _settle(self) -> None:
-        """What the device found out about earlier steps is known; the current stream follows it.
+    def _synchronize(self) -> None:
+        """Learns what the device found in earlier steps; the current stream waits for them.
 
-        On the CPU it is known at once. On a device the host waits here for what the last step has
-        issued, which is long done when the next one has its first bucket.
+        On the CPU it is known at once. On a device the host waits here for what the last step
+        enqueued, which is long done when the next one has its first bucket.
         """
         if self.streams is None:
             return
         if self.engine is not None:
-            self.engine.settle()
-        self.streams.follow(self.streams.done())
+            self.engine.synchronize()
+        self.streams.wait_current(self.streams.done())
         self._decide()
 
-    def settle(self) -> None:
-        """The same, for others; raises what was not known before."""
+    def synchronize(self) -> None:
         known = self.failed
-        self._settle()
+        self._synchronize()
         if not known:
             self.raise_failure()
 
-    def keep(self, t: Tensor) -> None:
-        """The engine will use it."""
+    def record_stream(self, t: Tensor) -> None:
+        """The engine will use this memory."""
         if self.engine is not None:
-            self.engine.keep(t)
+            self.engine.record_stream(t)
+
+    def engines(self) -> Collection[Engine]:
+        return () if self.engine is None else (self.engine,)
 
     def close(self) -> None:
         """Ends the engine: no bucket can be reduced any more."""
         try:
-            self.settle()
+            self.synchronize()
         finally:
             if self.engine is not None:
                 self.engine.stop()
 
-    @property
-    def failed(self) -> bool:
-        return self.engine is not None and self.engine.failure is not None
-
-    def raise_failure(self) -> None:
-        if self.engine is not None and self.engine.failure is not None:
-            raise self.engine.failure
+    def remove(self) -> None:
+        raise RuntimeError(
+            "torch has no way to remove a comm hook from a DistributedDataParallel; wrap the "
+            "module in a new one: ddp = DistributedDataParallel(ddp.module)"
+        )
 
     def exchange(self, mine: Sequence[float]) -> list[float]:
-        """Every rank's numbers, in rank order; as many on each. An engine that fails says so later.
-
-        All ranks get the same numbers, so they come to the same decision.
-        """
+        """Every rank's numbers, in rank order; each rank gives as many. All ranks get the same
+        numbers, so they decide alike. An engine that fails says so later."""
         return self.exchange_numbers(
             torch.tensor(mine, dtype=torch.float64, device=self.device)
         ).tolist()
@@ -287,14 +273,9 @@ class Compressor:
         chunks = make_chunks(items, self.rank, self.world_size, size, raw=True)
         everyone = torch.zeros(bounds[-1], dtype=torch.float64, device=self.device)
         what = f"exchange of {count} numbers in step {self.step}"
-        self.run(Job(what, chunks, mine, everyone, reduce=False, gather=True, signature=what))
+        data = JobData(mine, everyone)
+        self.engine.run(Job(what, ALL_GATHER, chunks, data, signature=what))
         return everyone
-
-    def run(self, job: Job) -> None:
-        """Submits a job and waits for it."""
-        assert self.engine is not None
-        self.engine.submit(job)
-        job.wait()
 
     def _follow_scale(self) -> None:
         """Residuals are those of scaled gradients: they change with the scale."""
@@ -308,7 +289,7 @@ class Compressor:
         ddp = self.ddp()
         if self.sink is not None and ddp is not None and is_joining(ddp):
             raise ValueError(
-                f"rank {self.rank}: expected training without Join, got ZeroOptimizer inside of "
+                f"rank {self.rank}: expected training without Join, got ZeroOptimizer inside "
                 "it: a rank that has run out of data would miss step(), which all ranks must "
                 "call; give all ranks as many batches, or use zcomm.compress"
             )
@@ -318,22 +299,13 @@ class Compressor:
                 "False: zcomm's means and residuals are those of all ranks"
             )
 
-    def stats(self) -> Stats:
-        counters = asdict(self.engine.counters if self.engine else Counters())
-        return Stats(steps=self.step, exposed_s=self._exposed_s, **counters)
-
     def describe(self) -> str:
         return f"{self.settings.codec}, step {self.step}, {self.world_size} ranks"
 
 
-def _keep(job: Job) -> None:
-    """The job of a world of one rank: with a sink, what the bucket holds is the sum."""
-    source, target = job.source, job.target
-    assert source is not None
-    assert target is not None
-    for chunk, layout in zip(job.chunks, job.places or ()):
-        for of, to in zip(chunk.wire.segments, layout.segments):
-            values = source[of.offset : of.offset + of.numel]
-            part = target[to.offset : to.offset + to.numel]
-            part.add_(values) if job.accumulate else part.copy_(values)
+def _complete_alone(job: Job) -> None:
+    """In a world of one rank the bucket holds the sum already; a sink gets a copy."""
+    if isinstance(job.data, SinkData):
+        for index, chunk in enumerate(job.chunks):
+            job.data.copy_source(index, chunk)
     job.complete()

@@ -81,7 +81,7 @@ class DeviceFinite:
     def end(self, sums: Sequence[Tensor], exchange: Exchange | None) -> None:
         with self._streams.side():
             for t in sums:
-                self._streams.keep(t)
+                self._streams.record_stream(t)
                 self.look(t)
         everyone = self._number if exchange is None else exchange(self._number)
         with self._streams.side():

@@ -1,4 +1,4 @@
-"""The DDP comm hook: a bucket in, a future out. What happens to the bucket, others know."""
+"""The DDP comm hook: a bucket in, a future out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
-from zcomm.ddp import state as compressor_state
-from zcomm.ddp.compressor import Compressor
-from zcomm.engine.stats import Stats
+from zcomm.ddp.compressor import DdpCompressor
+from zcomm.ddp.state import HookSavedState
+from zcomm.engine.handle import Handle
 from zcomm.sharding.settings import SETTING_NAMES, Settings
 from zcomm.torch_private.ddp import comm_hooks, reduced_parameters
 
@@ -30,7 +30,7 @@ class HookState:
                 raise TypeError(f"expected settings {known} or scaler, got {name!r}")
         self.settings = Settings(codec=codec, **settings)
         self.scaler = _checked_scaler(scaler)
-        self._compressor: Compressor | None = None
+        self._compressor: DdpCompressor | None = None
         self.is_copy = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -44,17 +44,17 @@ class HookState:
                 "HookState.handle: expected at least one backward() before, got none: the state "
                 "learns its model at the first bucket; zcomm.compress(ddp) gives a handle at once"
             )
-        return Handle(self._compressor)
+        return Handle(self._compressor, HookSavedState(self._compressor))
 
     def bind(
         self, ddp: DistributedDataParallel, compared: Mapping[str, str] | None = None
-    ) -> Compressor:
+    ) -> DdpCompressor:
         """Meets the other ranks: a collective call. `compared` must be the same on all of them."""
         if self._compressor is None:
-            self._compressor = Compressor(ddp, self.settings, self.scaler, compared)
+            self._compressor = DdpCompressor(ddp, self.settings, self.scaler, compared)
         return self._compressor
 
-    def compressor(self, bucket: Any) -> Compressor:
+    def compressor(self, bucket: Any) -> DdpCompressor:
         return self._compressor or self.bind(_model_of(self, bucket))
 
 
@@ -62,44 +62,6 @@ class HookState:
 def hook(state, bucket):  # type: ignore[no-untyped-def]
     """The comm hook: hands the bucket to the engine."""
     return state.compressor(bucket).reduce(bucket)
-
-
-class Handle:
-    """A registered hook: what it did, and its state for checkpoints."""
-
-    def __init__(self, compressor: Compressor) -> None:
-        self._compressor = compressor
-
-    def stats(self) -> Stats:
-        return self._compressor.stats()
-
-    def buffer_nbytes(self) -> int:
-        """Memory that the engine holds, apart from residuals."""
-        return self._compressor.engine.buffer_nbytes() if self._compressor.engine else 0
-
-    def residual_nbytes(self) -> int:
-        return self._compressor.feedback.nbytes()
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, keyed by parameter name, and the step. Call it between steps."""
-        return compressor_state.state_dict(self._compressor)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state` was saved, on the same rank, world size, codecs and model."""
-        compressor_state.load_state_dict(self._compressor, state)
-
-    def remove(self) -> None:
-        raise RuntimeError(
-            "torch has no way to remove a comm hook from a DistributedDataParallel; wrap the "
-            "module in a new one: ddp = DistributedDataParallel(ddp.module)"
-        )
-
-    def close(self) -> None:
-        """Ends the engine. The model cannot be trained with this hook afterwards."""
-        self._compressor.close()
-
-    def __repr__(self) -> str:
-        return f"<zcomm.Handle: {self._compressor.describe()}>"
 
 
 def _model_of(state: HookState, bucket: Any) -> DistributedDataParallel:

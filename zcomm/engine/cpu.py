@@ -1,157 +1,177 @@
-"""The engine: one thread that takes chunk after chunk through their steps.
+"""The order of chunks on the CPU, where a call returns when its work is done.
 
-While one chunk is on the network, the thread encodes and decodes others, and backward goes on. Each
-hop has a process group of its own and takes chunks in the order of submission, so all ranks issue
-the same collectives in the same order, whatever their timing.
+While one chunk is on the network, the thread encodes and decodes others. Each hop has its own
+process group and takes chunks in the order of submission, so all ranks issue the same collectives
+in the same order, whatever their timing.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
 import torch
 
-from zcomm.engine.job import Flight, Job
-from zcomm.engine.job_thread import SLOTS, JobThread
-from zcomm.engine.steps import Steps
+from zcomm.engine.inbox import Inbox
+from zcomm.engine.job import Job
+from zcomm.engine.pipeline import Pipeline
+from zcomm.engine.transit import Stage, Transit
+from zcomm.engine.waiting import Check, Waiting
 from zcomm.transport.channels import Channel, Transport
 
 
-class Engine(JobThread):
-    """For tensors on the CPU, where a call returns when the work is done."""
+@dataclass(eq=False)
+class _Running:
+    """A job, its check, and how many of its chunks have started and finished."""
+
+    job: Job
+    stages: tuple[Stage, ...]
+    check: Check | None = None
+    started: int = 0
+    finished: int = 0
+
+
+class CpuRunner:
+    """Does whatever can be done next; sleeps when everything is on the network."""
 
     def __init__(self, transport: Transport, threads: int | None = None) -> None:
         # A new thread would ask torch for its own count, which is not the user's.
-        super().__init__(transport, Steps(transport.rank, threads or torch.get_num_threads()))
-        # From here on only the thread's.
-        self._jobs: deque[Job] = deque()  # not wholly started
-        # What is on each channel, in the order of a route's legs.
-        self._under_way: dict[Channel, deque[Flight]] = {c: deque() for c in transport.channels()}
-        self._free = list(self._slots)
-        self._begin()
+        self.pipeline = Pipeline(transport, threads or torch.get_num_threads())
+        self._waiting = Waiting(transport)
+        self._starting: deque[_Running] = deque()  # jobs with chunks left to start
+        self._running: dict[Job, _Running] = {}
+        # What is on each channel, in the order of the hops.
+        self._in_flight: dict[Channel, deque[Transit]] = {c: deque() for c in transport.channels()}
+        self._free = list(self.pipeline.slots)
 
-    def _serve(self) -> None:
+    def serve(self, inbox: Inbox) -> None:
+        """Runs jobs until it is told to stop."""
         while True:
-            while not self._submitted.empty():
-                self._take()
-            step = self._next_step()
+            while not inbox.empty():
+                self._accept(inbox)
+            step = self._next_step(inbox)
             if step is not None:
                 step()
-            elif self._unfinished:
-                self._wait()
+            elif inbox.unfinished:
+                self._wait(inbox)
             else:
-                self._take()
+                self._accept(inbox)
 
-    def _take(self) -> None:
-        job = self._taken()
+    def _accept(self, inbox: Inbox) -> None:
+        job = inbox.take()
         assert isinstance(job, Job)
-        job.route = self._routes.of(job)
-        self._jobs.append(job)
+        running = self._running[job] = _Running(job, self.pipeline.stages(job))
+        self._starting.append(running)
 
-    def _next_step(self) -> Callable[[], None] | None:
-        """What can be done now, the most urgent first; None if all is on the network."""
+    def _next_step(self, inbox: Inbox) -> Callable[[], None] | None:
+        """What can be done now, the most urgent first; None if everything is on the network."""
         arrived = self._first_arrived(decoded=False)
         if arrived is not None:
-            return partial(self._go_on, arrived)
-        if self._jobs and self._can_start(self._jobs[0]):
-            return self._start
+            return partial(self._advance, arrived, inbox)
+        if self._starting and self._can_start(self._starting[0]):
+            return partial(self._start, self._starting[0], inbox)
         arrived = self._first_arrived(decoded=True)
-        return None if arrived is None else partial(self._go_on, arrived)
+        return None if arrived is None else partial(self._advance, arrived, inbox)
 
-    def _first_arrived(self, decoded: bool) -> deque[Flight] | None:
-        """The first channel whose oldest flight has arrived, and is now decoded for all, or not."""
-        for flights in self._under_way.values():
-            if flights and _is_decoded_next(flights[0]) == decoded and self._arrived(flights[0]):
-                return flights
+    def _first_arrived(self, decoded: bool) -> deque[Transit] | None:
+        """The first channel whose oldest chunk has arrived, and is decoded for all next, or not.
+
+        Nobody waits for that decoding: what other ranks wait for goes first.
+        """
+        for queue in self._in_flight.values():
+            if queue and _is_decoded_next(queue[0]) == decoded and self._waiting.arrived(queue[0]):
+                return queue
         return None
 
-    def _can_start(self, job: Job) -> bool:
-        """A job's check can always start; its chunks when it is done, as there are free slots."""
-        if job.check is None:
+    def _can_start(self, running: _Running) -> bool:
+        """A job's check can always start; its chunks after that, as slots become free."""
+        if running.check is None:
             return True
-        if not job.chunks:
-            return self._arrived(job.check)
-        return bool(self._free) and self._arrived(job.check) and self._has_turn(job)
+        if not running.job.chunks:
+            return self._waiting.arrived(running.check)
+        has_slot = bool(self._free) and self._waiting.arrived(running.check)
+        return has_slot and self._has_turn(running)
 
-    def _has_turn(self, job: Job) -> bool:
-        """Whether all flights before it are on its first channel, or past it: an all-gather starts
-        where an all-reduce before it may have still to come to."""
-        first = job.route.legs[0].channel
-        flights = chain.from_iterable(self._under_way.values())
-        return not any(first in f.job.route.channels_after(f.leg) for f in flights)
+    def _has_turn(self, running: _Running) -> bool:
+        """Whether all chunks before it are on its first channel, or past it: an all-gather starts
+        where an all-reduce before it may not have arrived yet."""
+        first = running.stages[0].channel
+        in_flight = chain.from_iterable(self._in_flight.values())
+        return not any(transit.will_use(first) for transit in in_flight)
 
-    def _wait(self) -> None:
+    def _wait(self, inbox: Inbox) -> None:
         """Until there is something to do.
 
-        It asks, it is not told: a callback of torch runs in a thread of gloo's, and one that comes
-        when the interpreter is on its way out ends the process with an abort. (Nor does it wait
-        for submissions: SimpleQueue.get with a short timeout may wait for ever in Python 3.11.)
+        It polls: a callback of torch runs in one of gloo's threads, and one that arrives while the
+        interpreter shuts down aborts the process. (Nor does it wait for submissions:
+        SimpleQueue.get with a short timeout can wait forever in Python 3.11.)
         """
-        with self.counters.time("wait_s", "wait"):
-            self._wait_until(
-                lambda: not self._submitted.empty() or self._next_step() is not None, self._rest
+        with self.pipeline.counters.time("wait_s", "wait"):
+            self._waiting.until(
+                lambda: not inbox.empty() or self._next_step(inbox) is not None,
+                self._rest,
+                lambda: self._oldest(inbox),
             )
 
     def _rest(self) -> None:
-        under_way = next((flights[0] for flights in self._under_way.values() if flights), None)
-        resting_on = under_way or self._jobs[0].check
+        sent = next((queue[0] for queue in self._in_flight.values() if queue), None)
+        resting_on = sent or self._starting[0].check
         assert resting_on is not None
-        self._rest_on(resting_on.work)
+        self._waiting.rest_on(resting_on)
+
+    def _oldest(self, inbox: Inbox) -> str:
+        transits = [queue[0] for queue in reversed(self._in_flight.values()) if queue]
+        return str(transits[0]) if transits else f"{inbox.unfinished[0].what}, its start"
 
     # The steps of a job.
 
-    def _start(self) -> None:
+    def _start(self, running: _Running, inbox: Inbox) -> None:
         """The check of the oldest job; then its next chunk, up to its first hop."""
-        job = self._jobs[0]
-        if job.check is None:
-            self._start_check(job)
+        job = running.job
+        if running.check is None:
+            running.check = self._waiting.start_check(job)
             return
-        if job.started == 0:
-            self._compare(job)
+        if running.started == 0:
+            self._waiting.compare(running.check)
         if job.chunks:
-            self._start_chunk(job)
-        if job.started == len(job.chunks):
-            self._jobs.popleft()
+            self._start_chunk(running)
+        if running.started == len(job.chunks):
+            self._starting.popleft()
         if not job.chunks:
-            self._finish(job)
+            self._finish(running, inbox)
 
-    def _start_chunk(self, job: Job) -> None:
-        flight = Flight(job, job.started, self._free.pop())
-        flight.slot.reserve(flight.chunk, job.reduce)
-        job.started += 1
-        self._send(flight)
+    def _start_chunk(self, running: _Running) -> None:
+        job = running.job
+        transit = Transit(job, running.started, self._free.pop(), running.stages)
+        transit.slot.reserve(transit.chunk, job.collective.reduce)
+        running.started += 1
+        self._send(transit)
 
-    def _send(self, flight: Flight) -> None:
-        self._issue(flight)
-        self._under_way[flight.job.route.legs[flight.leg].channel].append(flight)
+    def _send(self, transit: Transit) -> None:
+        self.pipeline.send(transit)
+        self._in_flight[transit.channel].append(transit)
 
-    def _go_on(self, arrived: deque[Flight]) -> None:
-        """From one leg to the next, or to the end."""
-        flight = arrived.popleft()
-        if flight.on_last_leg:
-            flight.job.route.end(flight)
-            self._chunk_done(flight)
-        else:
-            flight.leg += 1
-            self._send(flight)
+    def _advance(self, arrived: deque[Transit], inbox: Inbox) -> None:
+        """From one hop to the next, or to the end."""
+        transit = arrived.popleft()
+        if not transit.in_last_stage:
+            transit.stage += 1
+            self._send(transit)
+            return
+        self.pipeline.finish(transit)
+        self._free.append(transit.slot)
+        running = self._running[transit.job]
+        running.finished += 1
+        if running.finished == len(running.job.chunks):
+            self._finish(running, inbox)
 
-    def _chunk_done(self, flight: Flight) -> None:
-        self._free.append(flight.slot)
-        flight.job.done_chunks += 1
-        if flight.job.done_chunks == len(flight.job.chunks):
-            self._finish(flight.job)
-
-    def _oldest(self) -> str:
-        flights = [queue[0] for queue in reversed(self._under_way.values()) if queue]
-        return str(flights[0]) if flights else f"{self._unfinished[0].what}, its start"
-
-
-def _is_decoded_next(flight: Flight) -> bool:
-    """Nobody waits for that: what others wait for goes first."""
-    return flight.on_last_leg and flight.job.gather
+    def _finish(self, running: _Running, inbox: Inbox) -> None:
+        del self._running[running.job]
+        inbox.finish(running.job)
 
 
-__all__ = ["SLOTS", "Engine"]
+def _is_decoded_next(transit: Transit) -> bool:
+    return transit.in_last_stage and transit.job.collective.gather

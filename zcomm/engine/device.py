@@ -1,53 +1,52 @@
-"""The engine of a device whose work is asynchronous: it issues, and nobody waits.
+"""The order of chunks on a device whose work is asynchronous: the thread enqueues, nobody waits.
 
-The thread enqueues the steps of a chunk on the side stream, and the hops on the group's own. Events
-put them in order, so the thread is done with a job long before the device is:
+Encodes and decodes go to the side stream, hops to the group's own. Events put them in order, so the
+thread is done with a job long before the device is:
 
     the gradient's events     before     the job's first encode
     encode                    before     its hop            (the group sees to that)
     a hop                     before     what reads it, and before its slot is used again
     the job's last decode     before     what the user's stream does with the result
 
-The order in which chunks are issued is fixed (`schedule`), and each job is issued to its end before
-the next one begins. So all ranks issue the same collectives in one order, whatever their timing,
-and one group serves both hops.
+The order in which chunks are enqueued is fixed (`schedule`), and each job is enqueued to its end
+before the next one starts. So all ranks issue the same collectives in one order, whatever their
+timing, and one group serves both hops.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter, sleep
 
-from torch import Tensor
-
 from zcomm.engine.faults import Faults, Findings
-from zcomm.engine.job import Flight, Job, Settling
-from zcomm.engine.job_thread import SLOTS, JobThread
-from zcomm.engine.steps import Steps
+from zcomm.engine.inbox import Inbox
+from zcomm.engine.job import Job
+from zcomm.engine.pipeline import SLOTS, Pipeline
 from zcomm.engine.streams import Event, Streams
+from zcomm.engine.transit import Transit
+from zcomm.engine.waiting import Waiting
 from zcomm.transport.channels import Transport
 
-# A chunk's slot is free again when it has come to its end: how many are started before that.
+# A chunk's slot is free again when the chunk is done: how many start before that.
 _END_LAG = SLOTS - 1
 # How often the thread looks at what the device is doing, if nothing else wakes it.
 _LOOK_S = 0.02
 _SOON_S = 0.0005
 
 
-def schedule(count: int, legs: int) -> Iterator[tuple[int, int]]:
-    """The legs of a job's chunks, and their end (leg number `legs`), in the order in which all
-    ranks issue them. While a chunk is on one leg, the next ones get ready; where there are more
-    legs than slots, nothing is done during the first: that is the one inside of a host."""
-    lags = [leg * _END_LAG // legs for leg in range(legs + 1)]
+def schedule(count: int, stages: int) -> Iterator[tuple[int, int]]:
+    """The stages of a job's chunks, and their end (stage number `stages`), in the order in which
+    all ranks enqueue them. While a chunk is in one stage, the next ones get ready. With more stages
+    than slots nothing overlaps the first: that is the hop inside a host."""
+    lags = [stage * _END_LAG // stages for stage in range(stages + 1)]
     for i in range(count + _END_LAG):
-        for leg, lag in enumerate(lags):
+        for stage, lag in enumerate(lags):
             if 0 <= i - lag < count:
-                yield leg, i - lag
+                yield stage, i - lag
 
 
-class _Issued:
+class _Enqueued:
     """A job that the device is working on, or will be."""
 
     def __init__(
@@ -58,123 +57,95 @@ class _Issued:
         self._since: float | None = None
 
     def seconds(self) -> float:
-        """Since its gradient was seen to be there; 0 before."""
+        """Since its gradient was seen to be ready; 0 before."""
         if self._since is None and all(event.query() for event in self._ready):
             self._since = perf_counter()
         return 0.0 if self._since is None else perf_counter() - self._since
 
 
-class DeviceEngine(JobThread):
-    """Completes a job when it has been issued; waiting for it makes the current stream follow."""
+class DeviceRunner:
+    """Completes a job when all of it is enqueued; waiting for it makes the current stream wait."""
 
     def __init__(self, transport: Transport, streams: Streams, threads: int | None = None) -> None:
         with streams.side():
             self._faults = Faults(streams)
-        super().__init__(
-            transport,
-            Steps(transport.rank, threads, streams.device, self._faults),
-        )
-        self._streams = streams
-        self._wake = threading.Event()
-        # From here on only the thread's.
-        self._issued: deque[_Issued] = deque()
-        self._begin()
+        self.pipeline = Pipeline(transport, threads, streams.device, self._faults)
+        self._transport, self._streams = transport, streams
+        self._waiting = Waiting(transport)
+        self._enqueued: deque[_Enqueued] = deque()
 
-    def submit(self, job: Job | Settling) -> None:
-        if isinstance(job, Job):
-            job.ready, job.streams = self._streams.ready(), self._streams
-        super().submit(job)
-
-    def settle(self) -> None:
-        settling = Settling()
-        self.submit(settling)
-        settling.wait()
-
-    def keep(self, t: Tensor) -> None:
-        self._streams.keep(t)
-
-    def _put(self, job: Job | Settling | None) -> None:
-        super()._put(job)
-        self._wake.set()
-
-    def _serve(self) -> None:
+    def serve(self, inbox: Inbox) -> None:
+        """Runs jobs until it is told to stop."""
         while True:
-            if not self._all_seen() and self._submitted.empty():
-                self._wait_until(
-                    lambda: not self._submitted.empty() or self._all_seen(), self._doze
+            if not self._all_seen() and inbox.empty():
+                self._waiting.until(
+                    lambda: not inbox.empty() or self._all_seen(),
+                    lambda: inbox.wait(_LOOK_S),
+                    self._oldest,
                 )
+                continue
+            job = inbox.take()
+            if isinstance(job, Job):
+                self._run_job(job, inbox)
             else:
-                self._take()
+                self._waiting.until(self._all_seen, lambda: sleep(_SOON_S), self._oldest)
+                inbox.finish(job)
 
-    def _take(self) -> None:
-        job = self._taken()
-        if isinstance(job, Job):
-            self._run_job(job)
-        else:
-            self._wait_until(self._all_seen, lambda: sleep(_SOON_S))
-            self._finish(job)
+    # Enqueuing.
 
-    def _doze(self) -> None:
-        """Until something is submitted, or a little while has passed."""
-        self._wake.wait(_LOOK_S)
-        self._wake.clear()
-
-    # Issuing.
-
-    def _run_job(self, job: Job) -> None:
+    def _run_job(self, job: Job, inbox: Inbox) -> None:
         self._agree(job)
         with self._streams.side():
             for event in job.ready:
                 self._streams.wait(event)
-            for t in (job.source, job.target):
-                if t is not None:
-                    self._streams.keep(t)
-            self._issue_chunks(job)
+            for t in job.data.tensors():
+                self._streams.record_stream(t)
+            self._enqueue_chunks(job)
             findings = self._faults.collect()
             job.done = self._streams.done()
-            self._issued.append(_Issued(job.what, job.ready, job.done, findings))
-            # Here, where the side stream is current: a future's result comes after all of this.
-            self._finish(job)
+            self._enqueued.append(_Enqueued(job.what, job.ready, job.done, findings))
+            # Here, while the side stream is current: a future's result comes after all of this.
+            inbox.finish(job)
 
     def _agree(self, job: Job) -> None:
-        """The check, over the host's network: nothing has been issued yet if ranks disagree."""
-        self._start_check(job)
-        check = job.check
-        assert check is not None
-        with self.counters.time("wait_s", "wait"):
-            self._wait_until(lambda: self._arrived(check), lambda: self._rest_on(check.work))
-        self._compare(job)
+        """The check, over the host's network: nothing is enqueued yet if ranks disagree."""
+        check = self._waiting.start_check(job)
+        with self.pipeline.counters.time("wait_s", "wait"):
+            self._waiting.until(
+                lambda: self._waiting.arrived(check),
+                lambda: self._waiting.rest_on(check),
+                lambda: f"{job.what}, its start",
+            )
+        self._waiting.compare(check)
 
-    def _issue_chunks(self, job: Job) -> None:
-        job.route = self._routes.of(job)
-        legs = len(job.route.legs)
-        flights: dict[int, Flight] = {}
-        for leg, index in schedule(len(job.chunks), legs):
-            if leg == 0:
-                flights[index] = Flight(job, index, self._slots[index % SLOTS])
-                flights[index].slot.reserve(flights[index].chunk, job.reduce)
+    def _enqueue_chunks(self, job: Job) -> None:
+        stages = self.pipeline.stages(job)
+        transits: dict[int, Transit] = {}
+        for stage, index in schedule(len(job.chunks), len(stages)):
+            if stage == 0:
+                slot = self.pipeline.slots[index % SLOTS]
+                transits[index] = Transit(job, index, slot, stages)
+                slot.reserve(job.chunks[index], job.collective.reduce)
             else:
-                self._join(flights[index])
-            if leg < legs:
-                flights[index].leg = leg
-                self._issue(flights[index])
+                self._waiting.join(transits[index])
+            if stage < len(stages):
+                transits[index].stage = stage
+                self.pipeline.send(transits[index])
             else:
-                job.route.end(flights.pop(index))
+                self.pipeline.finish(transits.pop(index))
 
     # Looking back.
 
     def _all_seen(self) -> bool:
-        """Whether the device is done with all that was issued; raises what it found there."""
-        while self._issued and self._issued[0].done.query():
-            for findings in self._issued.popleft().findings:
+        """Whether the device has finished everything; raises what it found."""
+        while self._enqueued and self._enqueued[0].done.query():
+            for findings in self._enqueued.popleft().findings:
                 error = findings.error()
                 if error is not None:
                     raise error
-        if self._issued and self._issued[0].seconds() > self.transport.deadline_s:
-            raise self.transport.failure(f"{self._issued[0].what}, on the device")
-        return not self._issued
+        if self._enqueued and self._enqueued[0].seconds() > self._transport.deadline_s:
+            raise self._transport.failure(self._oldest())
+        return not self._enqueued
 
     def _oldest(self) -> str:
-        if self._unfinished and isinstance(self._unfinished[0], Job):
-            return f"{self._unfinished[0].what}, its start"
-        return f"{self._issued[0].what}, on the device"
+        return f"{self._enqueued[0].what}, on the device"

@@ -1,124 +1,178 @@
-"""Jobs, and what of them is under way."""
+"""Job: what a caller hands to the engine, and where its data lies."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from zcomm.codecs.scattered import ScatteredLayout
-from zcomm.engine.buffers import Exchange, Frames, Slot
 from zcomm.engine.streams import Event, Streams
-from zcomm.sharding.chunks import Chunk, Hops
-from zcomm.sharding.feedback import ChunkFeedback, Hop
-from zcomm.transport.channels import Channel, Work
+from zcomm.sharding.chunks import Chunk
+from zcomm.torch_private import foreach
+from zcomm.sharding.residual_store import ChunkFeedback
 
 
-class Direct(NamedTuple):
-    """A chunk in its place: what this rank owns, and what the others do."""
+class Collective(NamedTuple):
+    """Whether the ranks' tensors are summed, and whether every rank gets all of the result."""
 
-    own: ScatteredLayout
-    others: ScatteredLayout
-
-
-class Memory(Protocol):
-    """What an all-gather reads and writes, where that is not one flat tensor."""
-
-    itemsize: int  # bytes of an element, if nothing encoded it
-
-    def direct(self, index: int) -> Direct | None:
-        """Where a chunk lies, if it can be encoded from and decoded to its place; else None."""
-        ...
-
-    def load(self, index: int, values: Tensor) -> None:
-        """Overwrites `values` with what this rank owns of a chunk."""
-        ...
-
-    def store(self, index: int, values: Tensor) -> None:
-        """Takes the decoded values of a chunk, of all ranks, packed."""
-        ...
+    reduce: bool
+    gather: bool
 
 
-class Job:
-    """A flat tensor on its way.
+ALL_REDUCE = Collective(reduce=True, gather=True)
+REDUCE_SCATTER = Collective(reduce=True, gather=False)
+ALL_GATHER = Collective(reduce=False, gather=True)
 
-    `source` is encoded, `target` receives; they may be the same memory. With `reduce` the ranks'
-    sources are summed, with `gather` every rank receives all of it; one or both. `signature` says
-    what must be the same on all ranks. `finish` is called before anyone is told that the job has
-    completed, with the error if there is one.
 
-    A reduce-scatter packs its sums in the target, or, with `places`, puts (or adds) those of each
-    chunk where that layout says. An all-gather of `memory` has neither source nor target.
+class Encoding(NamedTuple):
+    """How a job's bytes are made. `feedback` has the residuals of each chunk."""
 
-    On a device a job has completed when all of it was issued: `ready` are the events before its
-    first step, `done` the one after its last.
+    prescale: float = 1.0
+    verify: bool = True
+    feedback: Sequence[ChunkFeedback] | None = None
+
+
+_PLAIN = Encoding()
+
+
+class Destination(NamedTuple):
+    """A layout, and the tensor it decodes into."""
+
+    layout: Any  # a Layout or a RawLayout
+    tensor: Tensor
+
+
+class JobData:
+    """Two flat tensors: `source` is encoded, `target` receives. They may be the same memory.
+
+    A reduce-scatter packs its sums into the target; an all-gather finds what this rank owns packed
+    in the source. Subclasses keep their data elsewhere. Where decoding straight into place is not
+    possible, a method returns None and the engine passes packed values to its store_ counterpart.
     """
 
-    def __init__(
-        self,
-        what: str,
-        chunks: Sequence[Chunk],
-        source: Tensor | None,
-        target: Tensor | None,
-        *,
-        reduce: bool,
-        gather: bool,
-        prescale: float = 1.0,
-        verify: bool = True,
-        feedback: Sequence[ChunkFeedback] | None = None,
-        places: Sequence[Any] | None = None,
-        accumulate: bool = False,
-        memory: Memory | None = None,
-        signature: str = "",
-        finish: Callable[[BaseException | None], None] | None = None,
-    ) -> None:
-        self.what, self.chunks = what, chunks
+    def __init__(self, source: Tensor, target: Tensor) -> None:
         self.source, self.target = source, target
-        self.places, self.accumulate, self.memory = places, accumulate, memory
-        self.reduce, self.gather = reduce, gather
-        self.prescale, self.verify, self.feedback = prescale, verify, feedback
-        self.signature = signature
-        self.error: BaseException | None = None
-        self.itemsize = memory.itemsize if memory else _itemsize(target)
-        self.route: Route  # the engine's
-        self.started = self.done_chunks = 0
-        self.check: Check | None = None
-        self.streams: Streams | None = None
-        self.ready: Sequence[Event] = ()
-        self.done: Event | None = None
-        self._finish = finish
-        self._completed = threading.Event()
+        self.itemsize = target.element_size()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The caller's memory that the engine reads and writes."""
+        return self.source, self.target
+
+    def owned(self, index: int, chunk: Chunk) -> Tensor | ScatteredLayout | None:
+        """What this rank owns of a chunk. None: load() fills a buffer with it."""
+        return _own_part(self.source, chunk)
+
+    def load(self, index: int, values: Tensor) -> None:
+        raise AssertionError("owned() returned a tensor")
+
+    def sum_destination(self, index: int, chunk: Chunk) -> Destination | None:
+        part = _own_part(self.target, chunk)
+        return Destination(chunk.own, part) if part.dtype is chunk.sum_dtype else None
+
+    def store_sum(self, index: int, chunk: Chunk, values: Tensor) -> None:
+        _own_part(self.target, chunk).copy_(values)
+
+    def destination(self, index: int, chunk: Chunk) -> Destination | ScatteredLayout | None:
+        """Where all ranks' values go; a ScatteredLayout takes those of the other ranks only."""
+        same = self.target.dtype is chunk.sum_dtype
+        return Destination(chunk.wire, self.target) if same else None
+
+    def store(self, index: int, chunk: Chunk, values: Tensor) -> None:
+        """Kernels write fp32; a bf16 or fp16 target is filled from there."""
+        foreach.copy_(*_segments(chunk.wire, self.target, values))
+
+
+class SinkData(JobData):
+    """A reduce-scatter whose sums go, chunk by chunk, where `layouts` say; or are added there."""
+
+    def __init__(
+        self, source: Tensor, target: Tensor, layouts: Sequence[Any], accumulate: bool
+    ) -> None:
+        super().__init__(source, target)
+        self._layouts, self._accumulate = layouts, accumulate
+
+    def sum_destination(self, index: int, chunk: Chunk) -> Destination | None:
+        return None if self._accumulate else Destination(self._layouts[index], self.target)
+
+    def store_sum(self, index: int, chunk: Chunk, values: Tensor) -> None:
+        foreach.add_(*_segments(self._layouts[index], self.target, values))
+
+    def copy_source(self, index: int, chunk: Chunk) -> None:
+        """In a world of one rank the source is the sum."""
+        segments = chunk.wire.segments
+        parts = [self.source[s.offset : s.offset + s.numel] for s in segments]
+        into, _ = _segments(self._layouts[index], self.target, self.target[: chunk.numel])
+        for to, values in zip(into, parts):
+            to.add_(values) if self._accumulate else to.copy_(values)
+
+
+def _own_part(flat: Tensor, chunk: Chunk) -> Tensor:
+    """This rank's part of a chunk, in a tensor that packs everything this rank owns."""
+    return flat[chunk.shard_offset : chunk.shard_offset + chunk.own.numel]
+
+
+def _segments(layout: Any, flat: Tensor, packed: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """A layout's segments in a flat tensor, and in one that packs them."""
+    segments = layout.segments
+    views = [flat[s.offset : s.offset + s.numel] for s in segments]
+    return views, list(torch.split(packed, [s.numel for s in segments]))
+
+
+@dataclass(eq=False)
+class Job:
+    """One collective over one list of chunks.
+
+    `what` names it in errors; `signature` must be the same on all ranks. `finish` is called with
+    the error, or None, before anyone learns that the job is complete. On a device a job is complete
+    once all of it is enqueued: `ready` are the events before its first step, `done` is the one
+    after its last.
+    """
+
+    what: str
+    collective: Collective
+    chunks: Sequence[Chunk]
+    data: JobData
+    encoding: Encoding = _PLAIN
+    signature: str = ""
+    finish: Callable[[BaseException | None], None] | None = None
+    error: BaseException | None = field(default=None, init=False)
+    streams: Streams | None = field(default=None, init=False)
+    ready: Sequence[Event] = field(default=(), init=False)
+    done: Event | None = field(default=None, init=False)
+    _completed: threading.Event = field(default_factory=threading.Event, init=False)
 
     def complete(self) -> None:
-        if self._finish is not None:
-            self._finish(None)
+        if self.finish is not None:
+            self.finish(None)
         self._completed.set()
 
     def fail(self, error: BaseException) -> None:
         """Whatever happens, those who wait are told."""
         self.error = error
         with suppress(Exception):
-            if self._finish is not None:
-                self._finish(error)
+            if self.finish is not None:
+                self.finish(error)
         self._completed.set()
 
     def completed(self) -> bool:
-        """Whether it has, on the device too."""
+        """Whether it is complete, on the device too."""
         return self._completed.is_set() and (self.done is None or self.done.query())
 
     def wait(self) -> None:
-        """Until it has completed, with or without an error; the current stream follows it."""
+        """Until it is complete, with or without an error; the current stream waits for it too."""
         self._completed.wait()
         if self.streams is not None and self.done is not None:
-            self.streams.follow(self.done)
+            self.streams.wait_current(self.done)
 
 
-class Settling:
-    """Submitted in the place of a job: completes when the device is done with all before it."""
+class Marker:
+    """Submitted in place of a job: completes once the device has finished all jobs before it."""
 
     what = "what the device found"
 
@@ -133,92 +187,3 @@ class Settling:
 
     def wait(self) -> None:
         self._completed.wait()
-
-
-@dataclass
-class Check:
-    """The exchange of signatures in front of a job."""
-
-    what: str
-    mine: Tensor
-    everyone: Tensor
-    work: Work
-
-    def __str__(self) -> str:
-        return f"{self.what}, comparison of signatures"
-
-
-class Leg(NamedTuple):
-    """A hop of a chunk: its name, its channel, and what makes its bytes ready."""
-
-    hop: str
-    channel: Channel
-    prepare: Callable[[Flight], Exchange]
-
-
-class Route(NamedTuple):
-    """The legs of a job's chunks, and what is done when they have come to the end."""
-
-    legs: tuple[Leg, ...]
-    end: Callable[[Flight], object]
-
-    def channels_after(self, leg: int) -> list[Channel]:
-        """Those that a flight on this leg has still to come to."""
-        return [later.channel for later in self.legs[leg + 1 :]]
-
-
-@dataclass
-class Flight:
-    """A chunk under way: on which leg of its route, and its frames."""
-
-    job: Job
-    index: int
-    slot: Slot
-    leg: int = 0
-    hop: str = ""
-    work: Work | None = None
-
-    @property
-    def chunk(self) -> Chunk:
-        return self.job.chunks[self.index]
-
-    @property
-    def on_last_leg(self) -> bool:
-        return self.leg == len(self.job.route.legs) - 1
-
-    @property
-    def hops(self) -> Hops:
-        assert self.chunk.hops is not None
-        return self.chunk.hops
-
-    @property
-    def whole(self) -> Frames:
-        """The frames of all owners."""
-        return Frames(self.chunk, self.slot)
-
-    @property
-    def local(self) -> Frames:
-        """The frames for the ranks of this host."""
-        return Frames(self.hops.local, self.slot)
-
-    @property
-    def coded(self) -> Frames:
-        """The frames of the encoding with residuals; between hosts, the last ones of the whole."""
-        coded = self.chunk.coded
-        start = self.chunk.wire.wire_nbytes - coded.wire.wire_nbytes
-        return Frames(coded, self.slot, start)
-
-    def feedback(self, hop: str) -> Hop | None:
-        found: Hop | None = None
-        if self.job.feedback:
-            found = getattr(self.job.feedback[self.index], hop)
-        return found
-
-    def __str__(self) -> str:
-        count = len(self.job.chunks)
-        return f"{self.job.what}, {self.hop} of chunk {self.index + 1} of {count}"
-
-
-def _itemsize(target: Tensor | None) -> int:
-    assert target is not None
-    return target.element_size()

@@ -7,6 +7,7 @@ module, `compressor` the steps of one model.
 Imports: engine and below. Start with communication.py.
 """
 
-from zcomm.fsdp.communication import Handle, compress
+from zcomm.engine.handle import Handle
+from zcomm.fsdp.communication import compress
 
 __all__ = ["Handle", "compress"]

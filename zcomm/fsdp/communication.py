@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from zcomm.codecs import Codec
+from zcomm.engine.handle import Handle
 from zcomm.engine.job import Job
-from zcomm.engine.stats import Stats
-from zcomm.fsdp import state as fsdp_state
 from zcomm.fsdp.compressor import FsdpCompressor
 from zcomm.fsdp.modules import ShardedModule, sharded_modules, torch_all_gather
+from zcomm.fsdp.state import FsdpSavedState
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Settings
 from zcomm.torch_private.fsdp import AllGather, ReduceScatter
@@ -63,40 +63,7 @@ def compress(
         module.set_collectives(
             CompressedReduceScatter(compressor, module), CompressedAllGather(compressor, module)
         )
-    return Handle(compressor)
-
-
-class Handle:
-    """A compressed model: what was sent, and its state for checkpoints."""
-
-    def __init__(self, compressor: FsdpCompressor) -> None:
-        self._compressor = compressor
-
-    def stats(self) -> Stats:
-        return self._compressor.stats()
-
-    def buffer_nbytes(self) -> int:
-        """Memory that the engine holds, apart from residuals."""
-        return self._compressor.buffer_nbytes()
-
-    def residual_nbytes(self) -> int:
-        return self._compressor.feedback.nbytes()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Residuals, keyed by parameter, and the step; for torch.distributed.checkpoint, which
-        loads it at any number of ranks. Call it between steps."""
-        return fsdp_state.state_dict(self._compressor)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state` was saved, with the same model and codecs."""
-        fsdp_state.load_state_dict(self._compressor, state)
-
-    def close(self) -> None:
-        """Ends the engine: the model goes on with torch's own collectives. All ranks call it."""
-        self._compressor.close()
-
-    def __repr__(self) -> str:
-        return f"<zcomm.fsdp.Handle: {self._compressor.describe()}>"
+    return Handle(compressor, FsdpSavedState(compressor))
 
 
 class CompressedReduceScatter(ReduceScatter):  # type: ignore[misc]

@@ -1,10 +1,10 @@
 """The compressor of a model that FSDP2 shards: the collectives of its modules, step by step.
 
 reduce-scatter   each rank sends each owner the gradient of its shards, encoded once
-all-gather       each owner sends all ranks its shards, exactly or encoded; it decodes its own, too
+all-gather       each owner sends all ranks its shards, exactly or encoded, and decodes its own too
 
 A step is one backward() in which gradients are reduced. Where FSDP only makes views of the output
-of a reduce-scatter, backward goes on meanwhile; all are done when it ends. FSDP waits for an
+of a reduce-scatter, backward continues meanwhile; all are done when it ends. FSDP waits for an
 all-gather when it needs the parameters.
 """
 
@@ -13,27 +13,23 @@ from __future__ import annotations
 import json
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Collection, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from zcomm.base import arguments
-from zcomm.engine.choice import make_engine
-from zcomm.engine.counters import Counters
-from zcomm.engine.job import Job
-from zcomm.engine.job_thread import JobThread
-from zcomm.engine.stats import Stats
+from zcomm.engine.compressor import Compressor
+from zcomm.engine.engine import Engine, make_engine
+from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData
 from zcomm.engine.streams import streams_of
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
-from zcomm.fsdp.plans import FsdpPlans
+from zcomm.fsdp.routes import ModuleRoutes
+from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings, expect_same
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
-from zcomm.torch_private.profiler import Range
 from zcomm.transport.channels import (
     exchange,
     expect_sendable,
@@ -43,7 +39,7 @@ from zcomm.transport.channels import (
 )
 
 
-class FsdpCompressor:
+class FsdpCompressor(Compressor):
     """The compressed collectives of one model's FSDP modules."""
 
     def __init__(
@@ -52,19 +48,21 @@ class FsdpCompressor:
         settings: Settings,
         param_settings: Settings | None,
     ) -> None:
-        self.modules, self.settings, self.param_settings = modules, settings, param_settings
-        self.step = 0
+        super().__init__(settings)
+        self.modules, self.param_settings = modules, param_settings
         self.device = modules[0].device
-        self.plans = FsdpPlans(modules, settings, param_settings)
-        self.feedback = self.plans.feedback
-        self._task = -1  # the backward() that is under way
+        self._engines: dict[tuple[int, ...], Engine] = {}
+        self.feedback = ResidualStore(
+            settings.residual_storage,
+            self.device,
+            record_stream=partial(_record_stream, self._engines),
+        )
+        self.routes = ModuleRoutes(modules, settings, param_settings, self.feedback)
+        self._task = -1  # the backward() in progress
         self._reducing: deque[Job] = deque()  # reduce-scatters that nobody has waited for
-        self._exposed_s = 0.0
         self._gathering: Job | None = None  # the last all-gather
-        self._engines: dict[tuple[int, ...], JobThread] = {}
-        self.feedback.keep = partial(_keep, self._engines)
         self._meet()
-        self.plans.hold_all()
+        self.routes.hold_all()
 
     # The other ranks.
 
@@ -84,7 +82,7 @@ class FsdpCompressor:
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""
         parameters = {
-            p.name: (tuple(p.shape), p.dim, p.trainable, *self.plans.specs(p))
+            p.name: (tuple(p.shape), p.dim, p.trainable, *self.routes.specs(p))
             for module in self.modules
             for p in module.parameters
         }
@@ -98,11 +96,11 @@ class FsdpCompressor:
             "device": self.device.type,
         }
 
-    def _make_engine(self, module: ShardedModule, name: str) -> JobThread:
+    def _make_engine(self, module: ShardedModule, name: str) -> Engine:
         group, settings = module.process_group, self.settings
         timeout_s = settings.timeout_s or group_timeout_s(group, self.device)
-        # A side stream each: on one, hops of two groups would wait for each other, on some ranks in
-        # this order and on some in that.
+        # A side stream each: on one stream, hops of two groups would wait for each other, and in
+        # another order on another rank.
         streams = streams_of(self.device)
         engine = make_engine(group, name, timeout_s, streams, settings.threads)
         weakref.finalize(self, engine.stop)
@@ -111,7 +109,7 @@ class FsdpCompressor:
     def _ranks(self, module: ShardedModule) -> tuple[int, ...]:
         return tuple(dist.get_process_group_ranks(module.process_group))
 
-    def engine(self, module: ShardedModule) -> JobThread:
+    def engine(self, module: ShardedModule) -> Engine:
         return self._engines[self._ranks(module)]
 
     # The collectives.
@@ -128,27 +126,19 @@ class FsdpCompressor:
         what = f"reduce-scatter of {module} in step {self.step}"
         expect_sendable(input, what)
         self._begin_step()
-        plan = self.plans.reduce(module, used, input.dtype, self.step)
+        route = self.routes.reduce(module, used, input.dtype, self.step)
         prescale = module.prescale(op)
-        job = Job(
-            what,
-            plan.chunks,
-            input,
-            output,
-            reduce=True,
-            gather=False,
-            prescale=prescale,
-            verify=self.settings.verify,
-            feedback=plan.feedback,
-            signature=f"{what}: {plan.text}, times {prescale}",
-        )
+        encoding = Encoding(prescale, self.settings.verify, route.feedback)
+        signature = f"{what}: {route.text}, times {prescale}"
+        data = JobData(input, output)
+        job = Job(what, REDUCE_SCATTER, route.chunks, data, encoding, signature)
         self._submit(module, job)
         self._reducing.append(job)
         if not (self._task >= 0 and module.takes_views(output, op, used)):
             self.wait_for_gradients()
 
     def wait_for_gradients(self, but: int = 0) -> None:
-        """Until at most so many reduce-scatters are under way; raises the error of one that failed.
+        """Until at most `but` reduce-scatters are in flight; raises the error of one that failed.
 
         The oldest come first. FSDP may add to what they have written.
         """
@@ -156,41 +146,30 @@ class FsdpCompressor:
             self.wait(self._reducing.popleft())
 
     def make_room(self, module: ShardedModule) -> None:
-        """Before the input of a reduce-scatter is made: not all of a model's are alive at once."""
+        """Called before an input is made, so that not all of a model's are alive at once."""
         self.wait_for_gradients(but=module.input_buffers)
 
     def gather(self, module: ShardedModule, output: Tensor, input: Tensor) -> Job:
-        """Overwrites `output` with all ranks' shards of the parameters, `input` among them.
-
-        It has when the job has completed.
-        """
+        """Overwrites `output` with all ranks' shards of the parameters, `input` among them; done
+        when the job is complete."""
         what = f"all-gather of {module} in step {self.step}"
-        plan = self.plans.gather(module, input.dtype)
-        job = Job(
-            what,
-            plan.chunks,
-            input,
-            output,
-            reduce=False,
-            gather=True,
-            verify=self.settings.verify,
-            signature=f"{what}: {plan.text}",
-        )
+        route = self.routes.gather(module, input.dtype)
+        encoding, signature = Encoding(verify=self.settings.verify), f"{what}: {route.text}"
+        job = Job(what, ALL_GATHER, route.chunks, JobData(input, output), encoding, signature)
         self._submit(module, job)
         self._gathering = job
         return job
 
     def can_gather(self, module: ShardedModule, input: Tensor, group: Any) -> bool:
-        """Whether a gather is one of parameters as they are; if not, it is torch's, and exact.
-
-        It is not where a parameter decides itself what is gathered, where dtypes are mixed, and in
-        the smaller group that `reshard_after_forward=n` makes.
+        """Whether zcomm can send a gather. If not, torch does, exactly: where a parameter decides
+        itself what is gathered, where dtypes are mixed, and in the smaller group that
+        `reshard_after_forward=n` makes.
         """
         if group.size() != module.world_size:
-            return False  # of what was gathered, and decoded, before
+            return False  # what it gathers was already gathered and decoded
         found = input.dtype in arguments.SENT_DTYPES
         found = found and not any(p.has_extension for p in module.parameters)
-        if not found and any(map(self.plans.param_codec, module.parameters)):
+        if not found and any(map(self.routes.param_codec, module.parameters)):
             raise ValueError(
                 f"param_codec: expected parameters of one dtype (and without fsdp_pre_all_gather) "
                 f"in {module}, got others; wrap them in FSDP modules of their own, or give "
@@ -200,24 +179,21 @@ class FsdpCompressor:
 
     def _submit(self, module: ShardedModule, job: Job) -> None:
         engine = self.engine(module)
-        for t in (job.source, job.target):
-            if t is not None:
-                engine.keep(t)
+        for t in job.data.tensors():
+            engine.record_stream(t)
         engine.submit(job)
 
-    def wait(self, job: Job) -> None:
-        """Until a job has completed; raises its error."""
-        started = perf_counter()
-        with Range("zcomm::exposed"):
-            job.wait()
-        self._exposed_s += perf_counter() - started
-        if job.error is not None:
-            raise job.error
+    def wait(self, *jobs: Job) -> None:
+        """Until jobs are complete; raises the error of one that failed."""
+        super().wait(*jobs)
+        for job in jobs:
+            if job.error is not None:
+                raise job.error
 
     # Steps.
 
     def _begin_step(self) -> None:
-        """Has autograd call back, once in each backward(), whatever became of the one before."""
+        """Has autograd call back once in each backward(), however the one before ended."""
         task = graph_task_id()
         if task != self._task:
             self._task = task if at_end_of_backward(self._end_step) else -1
@@ -229,31 +205,27 @@ class FsdpCompressor:
 
     # What others ask.
 
-    def buffer_nbytes(self) -> int:
-        return sum(engine.buffer_nbytes() for engine in self._engines.values())
+    def engines(self) -> Collection[Engine]:
+        return self._engines.values()
 
-    def stats(self) -> Stats:
-        counted = [asdict(engine.counters) for engine in self._engines.values()]
-        total = {f.name: sum(one[f.name] for one in counted) for f in fields(Counters)}
-        return Stats(steps=self.step, exposed_s=self._exposed_s, **total)
-
-    def settle(self) -> None:
-        """All is done, and what a device found out about it known; raises what was not."""
+    def synchronize(self) -> None:
         self.wait_for_gradients()
         for engine in self._engines.values():
-            engine.settle()
-            if engine.failure is not None:
-                raise engine.failure
+            engine.synchronize()
+        self.raise_failure()
 
     def close(self) -> None:
         """Ends the engines, and gives the modules torch's own collectives back."""
         for job in (*self._reducing, self._gathering):
-            if job is not None:  # FSDP may still read what it has been promised
+            if job is not None:  # FSDP may still read its result
                 job.wait()
         for module in self.modules:
             module.reset_collectives()
         for engine in self._engines.values():
             engine.stop()
+
+    def remove(self) -> None:
+        self.close()
 
     def describe(self) -> str:
         first = self.modules[0]
@@ -261,7 +233,7 @@ class FsdpCompressor:
         return f"{self.settings.codec}, step {self.step}, {len(self.modules)} modules, {ranks}"
 
 
-def _keep(engines: dict[tuple[int, ...], JobThread], t: Tensor) -> None:
-    """A residual is one engine's; which one's is of no importance."""
+def _record_stream(engines: dict[tuple[int, ...], Engine], t: Tensor) -> None:
+    """A residual belongs to one engine; which one does not matter."""
     for engine in engines.values():
-        engine.keep(t)
+        engine.record_stream(t)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zcomm.base import arguments
+from zcomm.engine.handle import SavedState
 from zcomm.fsdp.compressor import FsdpCompressor
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.sharding.checkpoint_tensors import ResidualRow, SavedRow
@@ -49,35 +50,44 @@ class ParameterResidual:
         self._storage.write(side, values)
 
 
-def state_dict(compressor: FsdpCompressor) -> dict[str, Any]:
-    compressor.settle()
-    feedback = compressor.feedback
-    about = {
-        **_identity(compressor),
-        "step": compressor.step,
-        "world_size": _world(compressor.modules[0])[1],
-        "units": {p.name: module.residual_unit() for module, p in compressor.plans.fed_back()},
-    }
-    rows = {
-        p.name: ResidualRow.of(_residual(compressor, module, p), feedback.side, *_world(module))
-        for module, p in compressor.plans.fed_back()
-        if p.numel
-    }
-    return {"about": json.dumps(about), "residuals": rows}
+class FsdpSavedState(SavedState):
+    """Residuals, keyed by parameter, and the step, for torch.distributed.checkpoint."""
 
+    def __init__(self, compressor: FsdpCompressor) -> None:
+        self._compressor = compressor
 
-def load_state_dict(compressor: FsdpCompressor, state: Mapping[str, Any]) -> None:
-    """Takes over what was saved; refuses what does not fit before anything is changed."""
-    about = _checked_about(compressor, state)
-    rows = state["residuals"]
-    for module, p in compressor.plans.fed_back():
-        _expect_own(rows.get(p.name), module, p)
-    for module, p in compressor.plans.fed_back():
-        if p.numel:
-            values, unit = rows[p.name].values(), about["units"][p.name] / module.residual_unit()
-            residual = _residual(compressor, module, p)
-            residual.write(compressor.feedback.side, values if unit == 1 else values * unit)
-    compressor.step = int(about["step"])
+    def state_dict(self) -> dict[str, Any]:
+        compressor = self._compressor
+        compressor.synchronize()
+        fed_back = compressor.routes.fed_back()
+        about = {
+            **_identity(compressor),
+            "step": compressor.step,
+            "world_size": _world(compressor.modules[0])[1],
+            "units": {p.name: module.residual_unit() for module, p in fed_back},
+        }
+        side = compressor.feedback.side
+        rows = {
+            p.name: ResidualRow.of(_residual(compressor, module, p), side, *_world(module))
+            for module, p in fed_back
+            if p.numel
+        }
+        return {"about": json.dumps(about), "residuals": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from what was saved; refuses what does not fit before it changes anything."""
+        compressor = self._compressor
+        about, rows = _checked_about(compressor, state), state["residuals"]
+        fed_back = compressor.routes.fed_back()
+        for module, p in fed_back:
+            _expect_own(rows.get(p.name), module, p)
+        for module, p in fed_back:
+            if p.numel:
+                values = rows[p.name].values()
+                unit = about["units"][p.name] / module.residual_unit()
+                residual = _residual(compressor, module, p)
+                residual.write(compressor.feedback.side, values if unit == 1 else values * unit)
+        compressor.step = int(about["step"])
 
 
 def _residual(
@@ -99,8 +109,8 @@ def _identity(compressor: FsdpCompressor) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "parameters": {p.name: list(p.shape) for p in parameters},
-        "codecs": {p.name: compressor.plans.codec(p).spec for p in parameters},
-        "with residuals": [p.name for _, p in compressor.plans.fed_back()],
+        "codecs": {p.name: compressor.routes.codec(p).spec for p in parameters},
+        "with residuals": [p.name for _, p in compressor.routes.fed_back()],
     }
 
 

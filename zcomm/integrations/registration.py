@@ -9,7 +9,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.ddp.api import Codecs, compress
-from zcomm.ddp.hook import Handle, HookState
+from zcomm.ddp.hook import HookState
+from zcomm.engine.handle import Handle
 from zcomm.torch_private.ddp import uncompiled
 
 

@@ -33,18 +33,29 @@ def end_with_parent(parent: int) -> None:
 
 
 def load_module(file: str, name: str) -> ModuleType:
-    """Loads a module by its file: in pytest's importlib mode it cannot be imported by name."""
-    if name.startswith("zcomm."):  # by name, so that its package is imported first
-        return importlib.import_module(name)
-    # As in multiprocessing: `if __name__ == "__main__"` must be false in the children of a script.
+    """A module by its name, or by its file: in pytest's importlib mode the name does not lead to
+    it."""
+    # As in multiprocessing: a script's `if __name__ == "__main__"` stays false in its children.
     load_as = "__mp_main__" if name == "__main__" else name
-    if getattr(sys.modules.get(load_as), "__file__", None) != file:
-        spec = importlib.util.spec_from_file_location(load_as, file)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"expected a Python file, got {file}")
-        sys.modules[name] = sys.modules[load_as] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[load_as])
+    if getattr(sys.modules.get(load_as), "__file__", None) == file:
+        return sys.modules[load_as]
+    if _leads_to(name, file):
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(load_as, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"expected a Python file, got {file}")
+    sys.modules[name] = sys.modules[load_as] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[load_as])
     return sys.modules[load_as]
+
+
+def _leads_to(name: str, file: str) -> bool:
+    """Whether a name is that of this file; a module of a package needs its package first."""
+    try:
+        spec = importlib.util.find_spec(name) if name != "__main__" else None
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin == file
 
 
 def answer(call: bytes, rank: int, world_size: int) -> bytes:

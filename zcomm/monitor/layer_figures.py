@@ -23,7 +23,7 @@ from torch import Tensor
 from zcomm.codecs import Codec
 from zcomm.codecs.layout import Layout, Residuals
 from zcomm.ddp.buckets import Part
-from zcomm.ddp.compressor import Compressor
+from zcomm.ddp.compressor import DdpCompressor
 from zcomm.sharding.chunks import Chunk
 from zcomm.torch_private import foreach
 
@@ -65,7 +65,7 @@ class Squares(NamedTuple):
 class LayerFigures:
     """The layers of one step, filled bucket by bucket before the engine gets them."""
 
-    def __init__(self, compressor: Compressor) -> None:
+    def __init__(self, compressor: DdpCompressor) -> None:
         self._compressor = compressor
         self._squares: dict[str, Squares] = {}
 

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from zcomm.base import arguments
 from zcomm.ddp.buckets import Part
-from zcomm.ddp.compressor import Compressor
-from zcomm.ddp.hook import Handle
+from zcomm.ddp.compressor import DdpCompressor
+from zcomm.engine.handle import Handle
 from zcomm.monitor.layer_figures import Layer, LayerFigures
 from zcomm.monitor.samples import Memory, Meter, Sample
 from zcomm.zero.optimizer import ShardedOptimizer
@@ -229,14 +229,15 @@ def _log(line: str) -> None:
         print(line, flush=True)
 
 
-def compressor_of(handle: Any) -> Compressor:
+def compressor_of(handle: Any) -> DdpCompressor:
     handle = getattr(handle, "handle", handle)  # a ZeroOptimizer's, a HookState's
-    if not isinstance(handle, Handle):
+    compressor = getattr(handle, "_compressor", None)
+    if not isinstance(compressor, DdpCompressor):
         raise TypeError(
             "handle: expected what zcomm.compress returned, or a zcomm.ZeroOptimizer, got "
             f"{arguments.describe(handle)}"
         )
-    return handle._compressor
+    return compressor
 
 
 class _Kept(list[Monitor]):

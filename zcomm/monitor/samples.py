@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zcomm.ddp.compressor import Compressor
+from zcomm.ddp.compressor import DdpCompressor
 from zcomm.engine.stats import Stats
 from zcomm.monitor.layer_figures import Layer, LayerFigures
 
@@ -98,7 +98,7 @@ _TOTALS = ("raw_bytes", "wire_bytes", "encode_s", "wait_s", "decode_s", "exposed
 class Meter:
     """Turns a compressor's totals into samples."""
 
-    def __init__(self, compressor: Compressor) -> None:
+    def __init__(self, compressor: DdpCompressor) -> None:
         self._begin(compressor.stats())
 
     def _begin(self, totals: Stats) -> None:
@@ -107,7 +107,7 @@ class Meter:
     def count_step(self) -> None:
         self._steps += 1
 
-    def sample(self, compressor: Compressor, figures: LayerFigures | None) -> Sample:
+    def sample(self, compressor: DdpCompressor, figures: LayerFigures | None) -> Sample:
         """What happened since the last one; at least one step."""
         steps, before, totals = self._steps, self._totals, compressor.stats()
         means = {n: (getattr(totals, n) - getattr(before, n)) / steps for n in _TOTALS}
@@ -131,7 +131,7 @@ class Meter:
         )
 
 
-def memory_of(compressor: Compressor) -> Memory:
+def memory_of(compressor: DdpCompressor) -> Memory:
     ddp = compressor.ddp()
     optimizer = compressor.optimizer() if compressor.optimizer else None
     core: Any = sys.modules.get("zcomm._core")  # None where only the reference kernels run
@@ -144,7 +144,7 @@ def memory_of(compressor: Compressor) -> Memory:
     return Memory(
         parameters=nbytes(ddp.parameters()) if ddp is not None else 0,
         residuals=compressor.feedback.nbytes(),
-        buffers=compressor.engine.buffer_nbytes() if compressor.engine else 0,
+        buffers=compressor.buffer_nbytes(),
         core=core.allocated_nbytes()[0] if core else 0,
         **of_zero,
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from zcomm.ddp.parameters import items_of
-from zcomm.engine.cpu import SLOTS
+from zcomm.engine.pipeline import SLOTS
 from zcomm.sharding.chunks import Chunk, Item, make_chunks, piece_limit
 from zcomm.sharding.settings import PLAIN, Settings
 from zcomm.zero.parameter_gather import gathered_codec, is_in_place

@@ -21,8 +21,8 @@ import zcomm
 from zcomm import kernels
 from zcomm.codecs import codec
 from zcomm.conformance.contract import difference
-from zcomm.engine.choice import make_engine
-from zcomm.engine.job import Job
+from zcomm.engine.engine import make_engine
+from zcomm.engine.job import REDUCE_SCATTER, Job, JobData
 from zcomm.engine.streams import streams_of
 from zcomm.kernels import KERNELS_VARIABLE
 from zcomm.launch.trial import first_error, try_on_ranks
@@ -197,10 +197,9 @@ def _alone(spec: str, device: torch.device, group: Any) -> str:
     chunks = make_chunks([Item("", c, NUMEL, 0, (0, NUMEL))], 0, 1, Settings(spec).chunk_size(1))
     target = torch.zeros(NUMEL, device=device)
     engine = make_engine(group, f"selftest/{spec}", TIMEOUT_S / 2, streams_of(device))
-    job = Job("selftest", chunks, source.to(device), target, reduce=True, gather=False)
-    engine.submit(job)
-    job.wait()
-    engine.settle()
+    job = Job("selftest", REDUCE_SCATTER, chunks, JobData(source.to(device), target))
+    engine.run(job)
+    engine.synchronize()
     engine.stop()
     if job.error is not None:
         return f"an engine with {spec}: {type(job.error).__name__}: {job.error}"

@@ -1,69 +1,23 @@
-"""Feedback: the residuals of what was sent, keyed by parameter.
-
-An item has two residuals: `sent`, of all its elements as this rank encodes them for their owners,
-and `owned`, of the mean of this rank's own run, which is encoded once more for all ranks. Both are
-in units of the mean gradient. They belong to the parameter: buckets and chunks only look at parts.
-With hosts, `sent` is that of the hop between them: of what the owners of one column own.
-
-    full feedback      e <- v - decode(v)
-    with a decay d     e <- d * e + (1 - d) * (v - decode(v))
-"""
+"""Feedback: what a caller of the collectives keeps for one tensor, from step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from zcomm.base import arguments
-from zcomm.codecs.layout import Layout, Residuals
-from zcomm.sharding.chunks import Chunk, Item, Piece
-from zcomm.sharding.hop_storage import HopStorage
+from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.hosts import Hosts
-from zcomm.torch_private import foreach
-
-HOPS = ("sent", "owned")
-# How an item is fed back: not at all, in full, or with a decay.
-Mode = bool | float
-
-
-class Hop:
-    """The residuals of one layout, from one side (before the step) to the other (after it)."""
-
-    def __init__(self, residuals: Residuals, decayed: Sequence[_Decayed]) -> None:
-        self.residuals = residuals
-        self._decayed = decayed
-
-    def settle(self) -> None:
-        """What remains to be done after the encoding: the average of a residual with a decay."""
-        for old, left, new, decay in self._decayed:
-            if new is not old:
-                foreach.copy_(new, old)
-            foreach.lerp_(new, left, 1 - decay)
-
-
-class _Decayed(NamedTuple):
-    """Residuals with one decay: as they were, what the wire left out, and where they go."""
-
-    old: list[Tensor]
-    left: list[Tensor]
-    new: list[Tensor]
-    decay: float
-
-
-class ChunkFeedback(NamedTuple):
-    """The residuals of a chunk's two encodings."""
-
-    sent: Hop | None
-    owned: Hop | None
+from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
 
 
 class Feedback:
-    """Residuals of one tensor (`zcomm.all_reduce`) or of many parameters (the hook).
+    """The residuals of one tensor, for zcomm.all_reduce and the other collectives.
 
-    Use one object for one tensor, at every step. It starts with zeros at its first use. `decay`
+    Use one object for one tensor, at every step. Residuals start as zeros at its first use. `decay`
     between 0 and 1 averages residuals; `dtype` stores them as fp32, bf16 or int8.
     """
 
@@ -75,15 +29,7 @@ class Feedback:
         if dtype is torch.int8 and decay is not None:
             raise ValueError("Feedback: expected no decay with torch.int8 residuals, got one")
         self.dtype = dtype
-        self.double_buffered = False
-        self.device = torch.device("cpu")
-        # Told of every tensor that is made: another stream than the maker's will use it.
-        self.keep: Callable[[Tensor], None] | None = None
-        self.side = 0  # which of the two sides holds the residuals, where there are two
-        self.hosts: Hosts | None = None
-        self._held: dict[str, _Held] = {}
-        self._scratch = torch.empty(0, device="cpu")
-        self._bound: tuple[object, list[ChunkFeedback]] | None = None
+        self._bound: _Bound | None = None
 
     @property
     def mode(self) -> Mode:
@@ -91,166 +37,52 @@ class Feedback:
 
     def bind(
         self,
+        call: str,
         chunks: Sequence[Chunk],
         rank: int,
-        mode: Callable[[Item], Mode],
-        gather: bool = True,
-    ) -> list[list[ChunkFeedback]]:
-        """The residuals of each chunk, for each side that a step may start from.
-
-        Without `gather` there is no second hop, and nothing is held for it.
-        """
-        items = {p.item.key: p.item for c in chunks for p in c.pieces}.values()
-        self.hold((item for item in items if mode(item) is not False), rank, gather)
-        longest = max((c.numel for c in chunks), default=0)
-        if self._scratch.numel() < longest and any(
-            isinstance(mode(p.item), float) for c in chunks for p in c.pieces
-        ):
-            self._scratch = self._kept(torch.zeros(longest, dtype=self.dtype, device=self.device))
-        sides = range(2 if self.double_buffered else 1)
-        return [[self._bind_chunk(c, side, mode, gather) for c in chunks] for side in sides]
-
-    def bind_once(
-        self, plan: object, chunks: Sequence[Chunk], rank: int, device: torch.device
+        device: torch.device,
+        hosts: Hosts | None,
+        record_stream: Callable[[Tensor], None] | None,
     ) -> list[ChunkFeedback]:
-        """bind() for the one tensor of a collective; refuses another one."""
+        """The residuals of a call's chunks, made at its first use; refuses another call."""
         if device.type != "cpu":
-            plan = f"{plan} on {device}"
+            call = f"{call} on {device}"
         if self._bound is None:
-            self.device = device
-            self._bound = plan, self.bind(chunks, rank, lambda item: self.mode)[0]
-        if self._bound[0] != plan:
+            store = ResidualStore(self.dtype, device, hosts=hosts, record_stream=record_stream)
+            self._bound = _Bound(call, store, store.bind(chunks, rank, lambda item: self.mode)[0])
+        if self._bound.call != call:
             raise ValueError(
-                f"feedback: expected the call that it was first used with ({self._bound[0]}), got "
-                f"{plan}; use one zcomm.Feedback() for each tensor"
+                f"feedback: expected the call that it was first used with ({self._bound.call}), "
+                f"got {call}; use one zcomm.Feedback() for each tensor"
             )
-        return self._bound[1]
-
-    def flip(self) -> None:
-        """The step counts: what it wrote becomes the residuals."""
-        if self.double_buffered:
-            self.side = 1 - self.side
+        return self._bound.chunks
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all residuals: the loss scale has changed."""
-        for hop in self._hops():
-            hop.rescale(self.side, factor)
+        """Multiplies the residuals."""
+        if self._bound is not None:
+            self._bound.store.rescale(factor)
 
     def nbytes(self) -> int:
-        stored = sum(t.nbytes for hop in self._hops() for t in hop.sides)
-        return stored + self._scratch.nbytes
-
-    def _hops(self) -> list[HopStorage]:
-        return [hop for held in self._held.values() for hop in held if hop is not None]
+        return 0 if self._bound is None else self._bound.store.nbytes()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the residuals: {"sent": {name: tensor}, "owned": {name: tensor}}."""
-        return {
-            hop: {key: s.sides[self.side].clone() for key, s in self.held(hop).items()}
-            for hop in HOPS
-        }
+        if self._bound is None:
+            return {"sent": {}, "owned": {}}
+        return self._bound.store.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Overwrites the residuals; refuses other names or sizes before anything is written."""
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for hop in HOPS:
-            saved, storages = state[hop], self.held(hop)
-            _expect_same_names(hop, storages, saved)
-            for key, storage in storages.items():
-                mine = storage.sides[self.side]
-                if mine.shape != saved[key].shape or mine.dtype is not saved[key].dtype:
-                    raise ValueError(
-                        f"residuals of {key!r} ({hop}): expected {tuple(mine.shape)} {mine.dtype}, "
-                        f"got {tuple(saved[key].shape)} {saved[key].dtype}; world size, codec and "
-                        "residual_dtype must be those of the saved run"
-                    )
-                pairs.append((mine, saved[key]))
-        for mine, theirs in pairs:
-            mine.copy_(theirs)
-
-    def held(self, hop: str) -> dict[str, HopStorage]:
-        """The residuals of one hop, by parameter."""
-        storages = {key: getattr(held, hop) for key, held in self._held.items()}
-        return {key: storage for key, storage in storages.items() if storage is not None}
-
-    def hold(self, items: Iterable[Item], rank: int, gather: bool = True) -> None:
-        """Makes residuals of zeros for items that have none yet."""
-        for item in items:
-            if item.key not in self._held:
-                owners = sorted(self.hosts.column) if self.hosts else range(len(item.bounds) - 1)
-                self._held[item.key] = _Held(
-                    self._new_storage(item, owners),
-                    self._new_storage(item, [rank]) if gather else None,
-                )
-
-    def _new_storage(self, item: Item, owners: Iterable[int]) -> HopStorage:
-        sides = 2 if self.double_buffered else 1
-        made = HopStorage(item, owners, self.dtype, sides, self.device)
-        for t in made.sides:
-            self._kept(t)
-        return made
-
-    def _kept(self, t: Tensor) -> Tensor:
-        if self.keep is not None:
-            self.keep(t)
-        return t
-
-    def _bind_chunk(
-        self, chunk: Chunk, side: int, mode: Callable[[Item], Mode], gather: bool
-    ) -> ChunkFeedback:
-        coded = chunk.coded
-        sent = self._bind_hop(coded.wire, coded.pieces, "sent", side, mode)
-        if not gather:
-            return ChunkFeedback(sent, None)
-        owned = self._bind_hop(coded.own, coded.own_pieces, "owned", side, mode)
-        return ChunkFeedback(sent, owned)
-
-    def _bind_hop(
-        self,
-        layout: Any,
-        pieces: Sequence[Piece],
-        hop: str,
-        side: int,
-        mode: Callable[[Item], Mode],
-    ) -> Hop | None:
-        inputs: list[Tensor | None] = []
-        outputs: list[Tensor | None] = []
-        decayed: dict[float, _Decayed] = {}
-        at = 0
-        for piece in pieces:
-            how = mode(piece.item)
-            if how is False:
-                inputs.append(None)
-                outputs.append(None)
-                continue
-            storage: HopStorage = getattr(self._held[piece.item.key], hop)
-            old = storage.view(piece, side)
-            new = storage.view(piece, 1 - side) if self.double_buffered else old
-            inputs.append(old)
-            if how is True:
-                outputs.append(new)
-                continue
-            # What is left out goes to scratch memory first, then into the average.
-            left = self._scratch[at : at + old.numel()]
-            at += old.numel()
-            outputs.append(left)
-            group = decayed.setdefault(how, _Decayed([], [], [], how))
-            group.old.append(old)
-            group.left.append(left)
-            group.new.append(new)
-        if not isinstance(layout, Layout) or all(t is None for t in inputs):
-            return None
-        in_place = all(a is b for a, b in zip(inputs, outputs))
-        residuals = Residuals(layout, inputs, None if in_place else outputs)
-        groups = [
-            g._replace(new=g.new if self.double_buffered else g.old) for g in decayed.values()
-        ]
-        return Hop(residuals, groups)
+        """Overwrites the residuals; refuses other names or sizes before it writes anything."""
+        store = ResidualStore(self.dtype, torch.device("cpu"))
+        (store if self._bound is None else self._bound.store).load_state_dict(state)
 
 
-class _Held(NamedTuple):
-    sent: HopStorage
-    owned: HopStorage | None
+class _Bound(NamedTuple):
+    """The call that a Feedback belongs to, and its residuals."""
+
+    call: str
+    store: ResidualStore
+    chunks: list[ChunkFeedback]
 
 
 def checked_decay(decay: object) -> float:
@@ -262,12 +94,3 @@ def checked_decay(decay: object) -> float:
     if not 0 < decay < 1:
         raise ValueError(f"feedback: expected a decay between 0 and 1, got {decay}")
     return float(decay)
-
-
-def _expect_same_names(hop: str, held: Mapping[str, object], saved: Mapping[str, object]) -> None:
-    missing, extra = sorted(set(held) - set(saved)), sorted(set(saved) - set(held))
-    if missing or extra:
-        raise ValueError(
-            f"residuals ({hop}): expected those of the same parameters, got none for "
-            f"{missing or 'none'} and unknown ones {extra or 'none'}"
-        )

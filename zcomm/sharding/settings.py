@@ -11,9 +11,10 @@ import torch
 from zcomm.base import arguments
 from zcomm.codecs import Codec, codec
 from zcomm.sharding.chunks import ChunkSize, TwoHops, best_chunk_size
-from zcomm.sharding.feedback import Mode, checked_decay
+from zcomm.sharding.feedback import checked_decay
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.residual_store import Mode
 
 PLAIN = codec("none")
 # Codecs that carry a dtype exactly.

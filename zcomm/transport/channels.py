@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from time import monotonic, sleep
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,13 +35,6 @@ _GAVE_UP = "gave up in"
 _CPU = torch.device("cpu")
 
 
-class Work(Protocol):
-    """What torch returns for a collective that has been started."""
-
-    def is_completed(self) -> bool: ...
-    def wait(self, timeout: timedelta = ...) -> object: ...
-
-
 class CommunicationError(RuntimeError):
     """A peer died, stalled or failed. The message says where, and which rank if that is known."""
 
@@ -54,9 +47,9 @@ class Channel:
 
     def all_to_all(
         self, out: Tensor, send: Tensor, out_splits: list[int], send_splits: list[int]
-    ) -> Work:
+    ) -> dist.Work:
         """Starts it."""
-        work: Work = c10d.all_to_all(self._group)(out, send, out_splits, send_splits)
+        work: dist.Work = c10d.all_to_all(self._group)(out, send, out_splits, send_splits)
         return work
 
     def abandon(self) -> None:

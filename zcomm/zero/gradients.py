@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from zcomm.ddp.compressor import Compressor
-from zcomm.engine.job import Job
+from zcomm.ddp.compressor import DdpCompressor
+from zcomm.engine.job import ALL_GATHER, Job, JobData
 from zcomm.sharding.chunks import make_chunks
 from zcomm.sharding.settings import PLAIN
 from zcomm.torch_private import foreach
 from zcomm.zero.shards import Shard
 
 
-def agree(compressor: Compressor, mine: float) -> list[float]:
+def agree(compressor: DdpCompressor, mine: float) -> list[float]:
     """Every rank's number, the same list on all ranks."""
     everyone = compressor.exchange([mine])
     compressor.raise_failure()
     return everyone
 
 
-def global_norm(compressor: Compressor, sums: Sequence[Tensor], norm_type: float) -> float:
+def global_norm(compressor: DdpCompressor, sums: Sequence[Tensor], norm_type: float) -> float:
     """Of all ranks' shards together; the same on all ranks."""
     mine = [t for t in sums if t.numel()]
     norms = [float(norm) for norm in foreach.norm(mine, norm_type)] if mine else []
@@ -34,7 +34,7 @@ def global_norm(compressor: Compressor, sums: Sequence[Tensor], norm_type: float
     return float(total ** (1 / norm_type))
 
 
-def gather_run(compressor: Compressor, shard: Shard, mine: Tensor, what: str) -> Tensor:
+def gather_run(compressor: DdpCompressor, shard: Shard, mine: Tensor, what: str) -> Tensor:
     """The whole of something that is sharded as `shard` is, in the order of its memory.
 
     In fp32, or fp64 if it is in that; a new tensor.
@@ -48,7 +48,7 @@ def gather_run(compressor: Compressor, shard: Shard, mine: Tensor, what: str) ->
     chunks = make_chunks([item], compressor.rank, compressor.world_size, size, raw)
     whole = torch.empty(item.numel, dtype=source.dtype, device=source.device)
     what = f"{what} of {shard.name!r}"
-    compressor.run(Job(what, chunks, source, whole, reduce=False, gather=True, signature=what))
+    compressor.engine.run(Job(what, ALL_GATHER, chunks, JobData(source, whole), signature=what))
     compressor.raise_failure()
     return whole
 

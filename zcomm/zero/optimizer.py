@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from zcomm.base import arguments
-from zcomm.ddp.compressor import Compressor
+from zcomm.ddp.compressor import DdpCompressor
 from zcomm.sharding.settings import Settings
 from zcomm.torch_private import foreach
 from zcomm.torch_private.profiler import Range
@@ -70,7 +70,7 @@ class ShardedOptimizer(Optimizer):
             "param_groups": repr(groups),
         }
 
-    def attach(self, compressor: Compressor, ddp: DistributedDataParallel) -> None:
+    def attach(self, compressor: DdpCompressor, ddp: DistributedDataParallel) -> None:
         """Takes its shards of the parameters; from now on the hook brings the gradients."""
         self.compressor = compressor
         compressor.optimizer = ref(self)

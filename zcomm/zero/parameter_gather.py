@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import accumulate, compress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from zcomm.codecs import Codec
 from zcomm.codecs.scattered import ScatteredLayout
-from zcomm.ddp.compressor import Compressor
-from zcomm.engine.job import Direct, Job
+from zcomm.ddp.compressor import DdpCompressor
+from zcomm.engine.job import ALL_GATHER, Encoding, Job, JobData
 from zcomm.sharding.chunks import Chunk, Piece, make_chunks
 from zcomm.sharding.settings import EXACT, Settings
 from zcomm.torch_private import foreach
@@ -55,7 +56,7 @@ def is_in_place(shards: Iterable[Shard]) -> bool:
 class Gathers:
     """The gathers of an optimizer's parameters, one for each dtype, made when first needed."""
 
-    def __init__(self, compressor: Compressor, param_settings: Settings | None) -> None:
+    def __init__(self, compressor: DdpCompressor, param_settings: Settings | None) -> None:
         self._compressor, self._param_settings = compressor, param_settings
         self._usual: list[Gather] = []
 
@@ -86,8 +87,8 @@ class Gathers:
         for shard in shards:
             by_dtype.setdefault(shard.flat.dtype, []).append(shard)
         for shard in shards:
-            self._compressor.keep(shard.flat)
-            self._compressor.keep(shard.tensor)
+            self._compressor.record_stream(shard.flat)
+            self._compressor.record_stream(shard.tensor)
         return [Gather(some, self._compressor, param_settings) for some in by_dtype.values()]
 
 
@@ -97,7 +98,7 @@ class Gather:
     def __init__(
         self,
         shards: Sequence[Shard],
-        compressor: Compressor,
+        compressor: DdpCompressor,
         param_settings: Settings | None,
     ) -> None:
         settings, world_size = compressor.settings, compressor.world_size
@@ -114,24 +115,17 @@ class Gather:
         self.chunks = make_chunks(items, compressor.rank, world_size, size, raw, two_hops)
         self._verify = settings.verify
         self._specs = ", ".join(sorted({item.codec.spec for item in items}))
-        self._memory = _Memory(self.chunks, {s.name: s for s in shards}, coded, self.dtype)
+        self._data = _ParameterData(self.chunks, {s.name: s for s in shards}, coded, self.dtype)
 
     def job(self, what: str, signature: str) -> Job:
         numel = sum(chunk.numel for chunk in self.chunks)
-        return Job(
-            f"parameters of {what}",
-            self.chunks,
-            None,
-            None,
-            reduce=False,
-            gather=True,
-            verify=self._verify,
-            memory=self._memory,
-            signature=f"{what}: {numel} {self.dtype} parameters as {self._specs}{signature}",
-        )
+        signature = f"{what}: {numel} {self.dtype} parameters as {self._specs}{signature}"
+        encoding = Encoding(verify=self._verify)
+        name = f"parameters of {what}"
+        return Job(name, ALL_GATHER, self.chunks, self._data, encoding, signature)
 
 
-class _Memory:
+class _ParameterData(JobData):
     """Parameters as the engine reads and writes them, chunk by chunk; views are made once."""
 
     def __init__(
@@ -143,7 +137,7 @@ class _Memory:
     ) -> None:
         self.itemsize = dtype.itemsize
         in_place = is_in_place(shards.values())
-        self._direct = [_in_place(c, shards) for c in chunks] if in_place else [None] * len(chunks)
+        self._in_place = [_in_place(c, shards) for c in chunks] if in_place else None
         self._loaded: list[tuple[list[Tensor], _Views]] = []
         self._stored: list[_Views] = []
         for chunk in () if in_place else chunks:
@@ -153,8 +147,14 @@ class _Memory:
             self._loaded.append((truths, _Views(own, shards, coded)))
             self._stored.append(_Views(runs, shards, coded))
 
-    def direct(self, index: int) -> Direct | None:
-        return self._direct[index]
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()  # Gathers records them
+
+    def owned(self, index: int, chunk: Chunk) -> ScatteredLayout | None:
+        return None if self._in_place is None else self._in_place[index].own
+
+    def destination(self, index: int, chunk: Chunk) -> ScatteredLayout | None:
+        return None if self._in_place is None else self._in_place[index].others
 
     def load(self, index: int, values: Tensor) -> None:
         truths, views = self._loaded[index]
@@ -164,13 +164,20 @@ class _Memory:
         if any(views.coded):
             foreach.sub_(_where(parts, views.coded), _where(views.flats, views.coded))
 
-    def store(self, index: int, values: Tensor) -> None:
+    def store(self, index: int, chunk: Chunk, values: Tensor) -> None:
         views = self._stored[index]
         parts = views.split(values)
         if not all(views.coded):
             foreach.copy_(_where(views.flats, views.exact), _where(parts, views.exact))
         if any(views.coded):
             foreach.add_(_where(views.flats, views.coded), _where(parts, views.coded))
+
+
+class _InPlace(NamedTuple):
+    """A chunk where its parameters lie: what this rank owns, and what the others do."""
+
+    own: ScatteredLayout
+    others: ScatteredLayout
 
 
 class _Views:
@@ -191,13 +198,13 @@ class _Views:
         return list(torch.split(values, self._sizes))
 
 
-def _in_place(chunk: Chunk, shards: Mapping[str, Shard]) -> Direct:
+def _in_place(chunk: Chunk, shards: Mapping[str, Shard]) -> _InPlace:
     tensors = [shards[p.item.key].flat[p.start : p.stop] for p in chunk.pieces]
     segments = [(s.codec, s.peer) for s in chunk.wire.segments]
     last = chunk.wire.peers - 1
     split = next((i for i, (_, peer) in enumerate(segments) if peer == last), len(segments))
     own = [(codec, 0) for codec, _ in segments[split:]]
-    return Direct(
+    return _InPlace(
         ScatteredLayout(own, tensors[split:], 1),
         ScatteredLayout(segments[:split], tensors[:split], last),
     )

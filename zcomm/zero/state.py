@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zcomm.base import arguments
-from zcomm.ddp.compressor import Compressor
+from zcomm.ddp.compressor import DdpCompressor
 from zcomm.sharding.checkpoint_tensors import ResidualRow, SavedRow, SharedCopy, StateShard
-from zcomm.sharding.feedback import Feedback
 from zcomm.sharding.hop_storage import HopStorage
+from zcomm.sharding.residual_store import ResidualStore
 from zcomm.zero.elementwise import ELEMENT
 from zcomm.zero.shards import Shard
 
@@ -34,7 +34,7 @@ _VERSION = 1
 class Sharded(Protocol):
     """What is needed of a ShardedOptimizer, which lies above."""
 
-    compressor: Compressor
+    compressor: DdpCompressor
     inner: Optimizer
     param_groups: list[dict[str, Any]]
 
@@ -51,7 +51,7 @@ class Sharded(Protocol):
 def state_dict(opt: Sharded) -> dict[str, Any]:
     """References to the optimizer's own memory, as in torch."""
     compressor = opt.compressor
-    compressor.settle()
+    compressor.synchronize()
     compressor.buckets.hold_all()
     about = {
         **opt.identity(),
@@ -85,7 +85,7 @@ def load_state_dict(opt: Sharded, state: Mapping[str, Any]) -> list[tuple[Shard,
 
     Returns this rank's runs of shared copies of which other ranks do not have theirs yet.
     """
-    opt.compressor.settle()
+    opt.compressor.synchronize()
     about = checked_about(opt, state)
     loaded = [_Loaded(shard, kinds, state) for shard, kinds in _kinds(opt)]
     rows = _checked_rows(opt.compressor, state["residuals"]["sent"])
@@ -170,7 +170,7 @@ def _plain(shard: Shard, key: str, value: Any) -> Any:
     return value.part()
 
 
-def _residuals(compressor: Compressor) -> dict[str, dict[str, Any]]:
+def _residuals(compressor: DdpCompressor) -> dict[str, dict[str, Any]]:
     feedback, rank = compressor.feedback, compressor.rank
     rows = {
         name: ResidualRow.of(
@@ -191,7 +191,7 @@ def _owned(storage: HopStorage, side: int, rank: int) -> StateShard:
     return StateShard.of(storage.read(side), storage.item.bounds[rank], storage.item.numel)
 
 
-def _checked_rows(compressor: Compressor, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_rows(compressor: DdpCompressor, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The rows of this rank's residuals; refuses those of another one."""
     sharers = _sharers(compressor.feedback) or (compressor.rank,)
     mine = compressor.rank, compressor.world_size, sharers
@@ -206,13 +206,13 @@ def _checked_rows(compressor: Compressor, saved: Mapping[str, Any]) -> dict[str,
     return dict(saved)
 
 
-def _sharers(feedback: Feedback) -> tuple[int, ...]:
+def _sharers(feedback: ResidualStore) -> tuple[int, ...]:
     """The ranks that share the elements of a residual: those of a host, each its column."""
     return feedback.hosts.neighbours if feedback.hosts else ()
 
 
 def _load_residuals(
-    compressor: Compressor, rows: Mapping[str, Any], owned: Mapping[str, StateShard]
+    compressor: DdpCompressor, rows: Mapping[str, Any], owned: Mapping[str, StateShard]
 ) -> None:
     feedback, side = compressor.feedback, compressor.feedback.side
     for name, storage in feedback.held("sent").items():

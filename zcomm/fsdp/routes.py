@@ -1,7 +1,7 @@
-"""Plans: how the parameters of an FSDP module travel, and what is kept of their gradients.
+"""Routes: how the parameters of an FSDP module travel.
 
-Codecs and residuals belong to parameters; a plan is what they amount to for those that FSDP hands
-over together.
+Codecs and residuals belong to parameters; a route is what follows from them for the parameters that
+FSDP hands over together.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from zcomm.codecs import Codec
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.sharding.chunks import Chunk, Item, make_chunks
-from zcomm.sharding.feedback import ChunkFeedback, Feedback, Mode
+from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
 from zcomm.sharding.settings import EXACT, PLAIN, Settings
 
 
-class Plan(NamedTuple):
+class ModuleRoute(NamedTuple):
     """How some parameters of a module travel, and their residuals."""
 
     chunks: Sequence[Chunk]
@@ -26,19 +26,19 @@ class Plan(NamedTuple):
     text: str
 
 
-class FsdpPlans:
-    """The plans of one model's modules, made when they are first needed."""
+class ModuleRoutes:
+    """The routes of one model's modules, made when they are first needed."""
 
     def __init__(
         self,
         modules: Sequence[ShardedModule],
         settings: Settings,
         param_settings: Settings | None,
+        feedback: ResidualStore,
     ) -> None:
         self.modules, self.settings, self.param_settings = modules, settings, param_settings
-        self.feedback = Feedback(dtype=settings.residual_storage)
-        self.feedback.device = modules[0].device
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self.feedback = feedback
+        self._made: dict[tuple[object, ...], ModuleRoute] = {}
 
     def reduce(
         self,
@@ -46,33 +46,33 @@ class FsdpPlans:
         used: Sequence[ShardedParameter],
         dtype: torch.dtype,
         step: int,
-    ) -> Plan:
+    ) -> ModuleRoute:
         """For the gradients of some parameters."""
         plain = step < self.settings.start_step or dtype is torch.float64
         key = (module.name, "reduce", dtype, plain, *(p.name for p in used))
-        if key not in self._plans:
+        if key not in self._made:
             codecs = [PLAIN if plain else self.codec(p) for p in used]
-            self._plans[key] = self._plan(module, used, codecs, dtype, fed_back=not plain)
-        return self._plans[key]
+            self._made[key] = self._make(module, used, codecs, dtype, fed_back=not plain)
+        return self._made[key]
 
-    def gather(self, module: ShardedModule, dtype: torch.dtype) -> Plan:
-        """For all parameters, in the dtype that they are gathered in."""
+    def gather(self, module: ShardedModule, dtype: torch.dtype) -> ModuleRoute:
+        """For all parameters, in the dtype in which they are gathered."""
         key = module.name, "gather", dtype
-        if key not in self._plans:
+        if key not in self._made:
             exact = EXACT[dtype]
             coded = dtype is not torch.float64
             codecs = [(coded and self.param_codec(p)) or exact for p in module.parameters]
-            self._plans[key] = self._plan(module, module.parameters, codecs, dtype, fed_back=False)
-        return self._plans[key]
+            self._made[key] = self._make(module, module.parameters, codecs, dtype, fed_back=False)
+        return self._made[key]
 
-    def _plan(
+    def _make(
         self,
         module: ShardedModule,
         parameters: Sequence[ShardedParameter],
         codecs: Sequence[Codec],
         dtype: torch.dtype,
         fed_back: bool,
-    ) -> Plan:
+    ) -> ModuleRoute:
         items = module.items(parameters, codecs)
         size = self.settings.chunk_size(module.world_size)
         raw = dtype is torch.float64
@@ -81,10 +81,10 @@ class FsdpPlans:
         if fed_back and any(self.settings.mode(used) for used in codecs):
             bound = self.feedback.bind(chunks, module.rank, self._mode, gather=False)[0]
         named = ", ".join(f"{p.name} as {used.spec}" for p, used in zip(parameters, codecs))
-        return Plan(chunks, bound, f"{dtype} {named}")
+        return ModuleRoute(chunks, bound, f"{dtype} {named}")
 
     def _mode(self, item: Item) -> Mode:
-        """How residuals of an item are fed back; padding has none."""
+        """How an item is fed back; padding is not."""
         return self.settings.mode(item.codec) if item.key else False
 
     def codec(self, p: ShardedParameter) -> Codec:
@@ -99,7 +99,7 @@ class FsdpPlans:
         return None if found.name == "none" else found
 
     def hold_all(self) -> None:
-        """Residuals of all trainable parameters: what they take is known before training."""
+        """Makes all residuals: what they take is known before training."""
         for module, p in self.fed_back():
             items = module.items([p], [self.codec(p)])
             self.feedback.hold(filter(self._mode, items), module.rank, gather=False)

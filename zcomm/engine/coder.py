@@ -1,0 +1,115 @@
+"""Coder: one layout encoded or decoded, and refused wires traced to the rank that sent them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from zcomm.codecs.scattered import ScatteredLayout
+from zcomm.engine.buffers import Frames
+from zcomm.engine.faults import Faults
+from zcomm.engine.transit import Transit
+from zcomm.sharding.residual_store import Hop
+from zcomm.wire.header import WireError
+
+Sender = Callable[[WireError], int | None]
+
+
+class Coder:
+    """The codec calls of one rank.
+
+    With `faults`, decoders leave what they find there; without, a refused wire raises at once.
+    """
+
+    def __init__(self, rank: int, threads: int | None, faults: Faults | None) -> None:
+        self._rank, self._threads, self._faults = rank, threads, faults
+
+    def encode(
+        self,
+        transit: Transit,
+        layout: Any,
+        source: Tensor,
+        out: Tensor,
+        hop: Hop | None,
+        prescale: float = 1.0,
+    ) -> None:
+        layout.encode(
+            source,
+            hop.residuals if hop else None,
+            out=out,
+            prescale=prescale,
+            verify=transit.verify,
+            keep_idle=True,
+            threads=self._threads,
+        )
+        if hop:
+            hop.average()
+
+    def encode_scattered(self, transit: Transit, layout: ScatteredLayout, out: Tensor) -> None:
+        layout.encode(out, verify=transit.verify, threads=self._threads)
+
+    def decode_sum(self, transit: Transit, frames: Frames, layout: Any, out: Tensor) -> Tensor:
+        """The sum of this rank's frame from every rank."""
+        ranks = sorted(frames.chunk.senders)  # the order in which frames are received
+
+        def sender(error: WireError) -> int | None:
+            return None if error.wire_index is None else ranks[error.wire_index]
+
+        with self._refusals(transit, layout, sender) as faults:
+            layout.decode_sum(
+                frames.received(),
+                out=out,
+                verify=transit.verify,
+                threads=self._threads,
+                faults=faults,
+            )
+        return out
+
+    def decode(self, transit: Transit, layout: Any, out: Tensor) -> Tensor:
+        """The frames of all owners."""
+        with self._refusals(transit, layout, _owner_of(transit, layout)) as faults:
+            layout.decode(
+                transit.whole.wire,
+                out=out,
+                verify=transit.verify,
+                threads=self._threads,
+                faults=faults,
+            )
+        return out
+
+    def decode_scattered(self, transit: Transit, scattered: ScatteredLayout) -> None:
+        """The frames of all owners but this rank."""
+        layout = scattered.layout
+        with self._refusals(transit, layout, _owner_of(transit, layout)) as faults:
+            scattered.decode(
+                transit.whole.others, verify=transit.verify, threads=self._threads, faults=faults
+            )
+
+    @contextmanager
+    def _refusals(self, transit: Transit, layout: Any, sender: Sender) -> Iterator[Tensor | None]:
+        """Names the sender in a WireError, raised here or, on a device, found out later."""
+        place = transit if self._faults is None else str(transit)  # its hop changes later
+
+        def refused(error: WireError) -> WireError:
+            rank = sender(error)
+            text = f"rank {self._rank}: {place}: corrupted wire from rank {rank}: {error}"
+            return WireError(text, rank)
+
+        try:
+            yield None if self._faults is None else self._faults.take(layout, refused)
+        except WireError as error:
+            raise refused(error) from error
+
+
+def _owner_of(transit: Transit, layout: Any) -> Sender:
+    """Whose frame, or segment, an error names."""
+
+    def owner(error: WireError) -> int | None:
+        if error.segment is not None:
+            return transit.chunk.senders[layout.segments[error.segment].peer]
+        return None if error.frame is None else transit.chunk.senders[error.frame]
+
+    return owner

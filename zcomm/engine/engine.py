@@ -1,0 +1,143 @@
+"""Engine: one thread that runs jobs while backward continues. What it does to them, a runner knows.
+
+Engine      submission, the thread, failures
+runner      the order of a job's chunks: cpu.py, or device.py for asynchronous devices
+Pipeline    what happens to a chunk
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zcomm import kernels
+from zcomm.engine.counters import Counters
+from zcomm.engine.cpu import CpuRunner
+from zcomm.engine.device import DeviceRunner
+from zcomm.engine.inbox import Inbox, Stopped
+from zcomm.engine.job import Job, Marker
+from zcomm.engine.streams import Streams
+from zcomm.sharding.hosts import Hosts
+from zcomm.transport.channels import Transport
+
+# How long stop() waits for the chunk in progress.
+_STOP_S = 10.0
+
+
+class Engine:
+    """Runs jobs in the order of their submission, which must be the same on all ranks."""
+
+    def __init__(
+        self, transport: Transport, runner: CpuRunner | DeviceRunner, streams: Streams | None = None
+    ) -> None:
+        self.transport, self.runner = transport, runner
+        self.failure: BaseException | None = None
+        self._streams = streams
+        self._inbox = Inbox()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="zcomm-engine", daemon=True)
+        self._thread.start()
+        _running.add(self)
+
+    @property
+    def counters(self) -> Counters:
+        return self.runner.pipeline.counters
+
+    def submit(self, job: Job) -> None:
+        """Starts a job; one submitted after a failure completes at once, with that failure."""
+        if self._streams is not None:
+            job.ready, job.streams = self._streams.ready(), self._streams
+        self._submit(job)
+
+    def run(self, job: Job) -> None:
+        """Submits a job and waits for it."""
+        self.submit(job)
+        job.wait()
+
+    def _submit(self, job: Job | Marker) -> None:
+        with self._lock:
+            if self.failure is None:
+                self._inbox.put(job)
+                return
+        job.fail(self.failure)
+
+    def synchronize(self) -> None:
+        """Until it is known how all completed jobs went. On the CPU it always is."""
+        if self._streams is not None:
+            marker = Marker()
+            self._submit(marker)
+            marker.wait()
+
+    def record_stream(self, t: Tensor) -> None:
+        """Nobody else gets this memory before the engine is done with it, whoever drops the
+        tensor. On the CPU a job's own reference is enough."""
+        if self._streams is not None:
+            self._streams.record_stream(t)
+
+    def stop(self) -> None:
+        """Ends the thread. Jobs in flight complete with an error."""
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_S)
+
+    def buffer_nbytes(self) -> int:
+        """Memory that the engine holds, apart from residuals."""
+        return self.runner.pipeline.buffer_nbytes()
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        try:
+            self.runner.serve(self._inbox)
+        except Stopped as error:
+            self._fail(error.with_traceback(None))  # a frame in it would keep the engine alive
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Completes everything with the error and ends the groups; then the thread ends."""
+        if not isinstance(error, Stopped) or self._inbox.unfinished:
+            # If the store cannot be reached, the others find out at their deadline.
+            with suppress(Exception):
+                self.transport.report(f"{type(error).__name__}: {error}")
+        with self._lock:
+            self.failure = error
+            left = self._inbox.drain()
+        if left:
+            self.transport.abandon()
+        for job in left:
+            job.fail(error)
+        self.transport.release()
+
+
+def make_engine(
+    group: Any,
+    name: str,
+    timeout_s: float,
+    streams: Streams | None,
+    threads: int | None = None,
+    hosts: Hosts | None = None,
+) -> Engine:
+    """An engine over the ranks of a group, all of which make one; without streams, on the CPU."""
+    # An unknown kernel set is an error of this call, not of a backward that others wait for.
+    kernels.select(streams.device if streams else torch.device("cpu"))
+    if streams is None:
+        transport = Transport(group, name, timeout_s, hosts=hosts)
+        return Engine(transport, CpuRunner(transport, threads))
+    transport = Transport(group, name, timeout_s, streams.device, in_order=True, hosts=hosts)
+    return Engine(transport, DeviceRunner(transport, streams, threads), streams)
+
+
+_running: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """A thread that returns from native code while the interpreter shuts down would abort."""
+    for engine in list(_running):
+        engine.stop()

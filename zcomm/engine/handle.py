@@ -1,0 +1,63 @@
+"""Handle: what zcomm.compress and zcomm.fsdp.compress return."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from zcomm.engine.compressor import Compressor
+from zcomm.engine.stats import Stats
+
+
+class SavedState(ABC):
+    """What a compressed model saves, and how it continues from that."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Handle:
+    """A compressed model: what was sent, and its state for checkpoints."""
+
+    def __init__(self, compressor: Compressor, saved: SavedState) -> None:
+        self._compressor, self._saved = compressor, saved
+
+    def stats(self) -> Stats:
+        """Totals of this rank since the model was compressed."""
+        return self._compressor.stats()
+
+    def buffer_nbytes(self) -> int:
+        """Memory that the engine holds, apart from residuals."""
+        return self._compressor.buffer_nbytes()
+
+    def residual_nbytes(self) -> int:
+        """Memory that residuals take on this rank."""
+        return self._compressor.feedback.nbytes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Residuals, keyed by parameter name, and the step. Call it between steps.
+
+        For DDP it belongs to this rank and number of ranks. For FSDP2 torch.distributed.checkpoint
+        loads it at any number of ranks.
+        """
+        return self._saved.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues where `state` was saved, with the same model and codecs."""
+        self._saved.load_state_dict(state)
+
+    def remove(self) -> None:
+        """FSDP2: the same as close(). torch cannot remove a DDP comm hook, and this says so."""
+        self._compressor.remove()
+
+    def close(self) -> None:
+        """Ends the engine. A DDP model cannot be trained with this hook afterwards; an FSDP2 model
+        continues with torch's own collectives, and all ranks must call it."""
+        self._compressor.close()
+
+    def __repr__(self) -> str:
+        return f"<zcomm.Handle: {self._compressor.describe()}>"

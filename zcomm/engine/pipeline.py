@@ -1,0 +1,210 @@
+"""The pipeline: what happens to a chunk, from the caller's tensor to the wire and back.
+
+A chunk has a slot with two buffers, `wire` and `rows`. One hop:
+
+    encode          the tensor                -> wire: a frame for each owner
+    reduce-scatter  the others' frames        -> rows: this rank's frame from each of them
+    sum             rows and its own frame    -> the sum of what this rank owns
+    encode_sum      the sum                   -> wire (its own frame), copied to rows
+    all-gather      rows                      -> wire: every owner's frame
+    decode          wire                      -> the tensor
+
+An all-reduce does all of it, a reduce-scatter ends with the sum, an all-gather starts with
+encode_owned. With several ranks on each of several hosts there is one more hop at either end:
+
+    encode_local    the tensor                -> wire: a frame for each rank of this host
+    inside a host   the others' frames        -> rows
+    encode_across   rows and its own frame    -> sums of this host -> wire: a frame for each owner
+    ...
+    forward         the frames of its column  -> rows: a copy for each rank of this host
+    inside a host   rows                      -> wire: every owner's frame
+
+zcomm/conformance/all_reduce.py is the same without an engine, in 40 lines.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zcomm.codecs.scattered import ScatteredLayout
+from zcomm.engine.buffers import Exchange, Frames, Slot, grown, to_all, to_owners
+from zcomm.engine.coder import Coder
+from zcomm.engine.counters import Counters, Range
+from zcomm.engine.faults import Faults
+from zcomm.engine.job import Job
+from zcomm.engine.transit import Stage, Transit
+from zcomm.sharding.chunks import Chunk
+from zcomm.sharding.residual_store import Hop
+from zcomm.transport.channels import Transport
+
+# Chunks in flight: one is encoded while others are on the network, in either hop.
+SLOTS = 4
+_CPU = torch.device("cpu")
+
+
+class Pipeline:
+    """The stages of one rank's chunks. Steps run one at a time, so they share scratch memory."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        threads: int | None,
+        device: torch.device = _CPU,
+        faults: Faults | None = None,
+    ) -> None:
+        self.counters = Counters()
+        self.slots = [Slot(device) for _ in range(SLOTS)]
+        self._transport = transport
+        self._coder = Coder(transport.rank, threads, faults)
+        self._shard = self._stage = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def stages(self, job: Job) -> tuple[Stage, ...]:
+        """The hops of a job's chunks. All hops of all jobs have one order: transport.channels()."""
+        reduce, gather = job.collective
+        prepare = self.encode_sum if reduce else self.encode_owned
+        if not job.chunks or job.chunks[0].hops is None:
+            flat = self._transport.flat
+            stages = [
+                Stage("reduce-scatter", flat.reduce, self.encode),
+                Stage("all-gather", flat.gather, prepare),
+            ]
+        else:
+            local, across = self._transport.local, self._transport.across
+            assert local is not None
+            assert across is not None
+            stages = [
+                Stage("reduce-scatter inside a host", local.reduce, self.encode_local),
+                Stage("reduce-scatter between hosts", across.reduce, self.encode_across),
+                Stage("all-gather between hosts", across.gather, prepare),
+                Stage("all-gather inside a host", local.gather, self.forward),
+            ]
+        half = len(stages) // 2
+        return tuple(stages[0 if reduce else half : None if gather else half])
+
+    def send(self, transit: Transit) -> None:
+        """Makes the bytes of a transit's stage ready, and starts its hop."""
+        stage = transit.stages[transit.stage]
+        exchange = stage.prepare(transit)  # may refuse what the hop before brought
+        transit.hop = stage.hop
+        self.counters.wire_bytes += exchange.send.numel()
+        with Range("zcomm::send"):
+            transit.work = stage.channel.all_to_all(*exchange)
+
+    def finish(self, transit: Transit) -> None:
+        """After the last hop: the result goes to the caller's memory."""
+        if transit.job.collective.gather:
+            self.decode(transit)
+        else:
+            self.sum(transit)
+
+    def buffer_nbytes(self) -> int:
+        slots = sum(slot.nbytes() for slot in self.slots)
+        return slots + self._shard.nbytes + self._stage.nbytes
+
+    # Before a hop.
+
+    def encode(self, transit: Transit) -> Exchange:
+        """The caller's tensor, each owner's frame for that owner."""
+        return self._encode_source(transit, transit.whole, transit.sent)
+
+    def encode_local(self, transit: Transit) -> Exchange:
+        """The caller's tensor, for the ranks of this host; without feedback."""
+        return self._encode_source(transit, transit.local, None)
+
+    def _encode_source(self, transit: Transit, frames: Frames, hop: Hop | None) -> Exchange:
+        self._count(transit)
+        source, prescale = transit.job.data.source, transit.job.encoding.prescale
+        with self.counters.time("encode_s", "encode"):
+            self._coder.encode(transit, frames.chunk.wire, source, frames.wire, hop, prescale)
+        return to_owners(frames)
+
+    def encode_across(self, transit: Transit) -> Exchange:
+        """The sum over the ranks of this host, each owner's frame for that owner."""
+        local, across = transit.local, transit.coded
+        with self.counters.time("decode_s", "decode_sum"):
+            sums = self._shard_buffer(local.chunk)
+            self._coder.decode_sum(transit, local, local.chunk.own, sums)
+        with self.counters.time("encode_s", "encode"):
+            self._coder.encode(transit, across.chunk.wire, sums, across.wire, transit.sent)
+        return to_owners(across)
+
+    def encode_sum(self, transit: Transit) -> Exchange:
+        """The sum of this rank's frames, for all ranks."""
+        with self.counters.time("decode_s", "decode_sum"):
+            shard = self._shard_buffer(transit.chunk)
+            self._coder.decode_sum(transit, transit.coded, transit.chunk.own, shard)
+        return self._encode_own(transit, shard)
+
+    def encode_owned(self, transit: Transit) -> Exchange:
+        """What this rank owns, for all ranks: an all-gather starts here."""
+        self._count(transit)
+        data, frames = transit.job.data, transit.coded
+        owned = data.owned(transit.index, transit.chunk)
+        if isinstance(owned, ScatteredLayout):
+            with self.counters.time("encode_s", "encode_own"):
+                self._coder.encode_scattered(transit, owned, frames.own)
+                return to_all(frames)
+        if owned is None:
+            owned = self._shard_buffer(transit.chunk)
+            with self.counters.time("encode_s", "encode_own"):
+                data.load(transit.index, owned)
+        return self._encode_own(transit, owned)
+
+    def _encode_own(self, transit: Transit, shard: Tensor) -> Exchange:
+        frames = transit.coded
+        with self.counters.time("encode_s", "encode_own"):
+            self._coder.encode(transit, frames.chunk.own, shard, frames.own, transit.owned)
+            return to_all(frames)
+
+    def forward(self, transit: Transit) -> Exchange:
+        """All frames of this rank's column, as they are, for each rank of this host."""
+        hops, column, wire = transit.hops, transit.coded.wire, transit.whole.wire
+        sent, copies = column, hops.local.wire.peers - 1
+        if copies > 1:
+            sent = transit.slot.rows[: hops.forwarded_nbytes]
+            sent.view(copies, hops.column_nbytes).copy_(column)
+        arriving = wire[: wire.numel() - hops.column_nbytes]
+        return Exchange(arriving, sent, hops.column_splits, hops.forward_splits)
+
+    # After the last hop.
+
+    def sum(self, transit: Transit) -> None:
+        """The sum of this rank's frames, into the caller's memory."""
+        data, index, chunk = transit.job.data, transit.index, transit.chunk
+        with self.counters.time("decode_s", "decode_sum"):
+            into = data.sum_destination(index, chunk)
+            layout, out = into if into is not None else (chunk.own, self._shard_buffer(chunk))
+            self._coder.decode_sum(transit, transit.coded, layout, out)
+            if into is None:
+                data.store_sum(index, chunk, out)
+
+    def decode(self, transit: Transit) -> None:
+        """All frames, this rank's own among them, into the caller's memory."""
+        data, index, chunk = transit.job.data, transit.index, transit.chunk
+        with self.counters.time("decode_s", "decode"):
+            into = data.destination(index, chunk)
+            if into is None:
+                values = self._coder.decode(transit, chunk.packed, self._stage_buffer(chunk))
+                data.store(index, chunk, values)
+            elif isinstance(into, ScatteredLayout):
+                self._coder.decode_scattered(transit, into)
+            else:
+                self._coder.decode(transit, into.layout, into.tensor)
+
+    def _shard_buffer(self, chunk: Chunk) -> Tensor:
+        nbytes = chunk.own.numel * chunk.sum_dtype.itemsize
+        self._shard = grown(self._shard, nbytes)
+        return self._shard[:nbytes].view(chunk.sum_dtype)
+
+    def _stage_buffer(self, chunk: Chunk) -> Tensor:
+        nbytes = chunk.numel * chunk.sum_dtype.itemsize
+        self._stage = grown(self._stage, nbytes)
+        return self._stage[:nbytes].view(chunk.sum_dtype)
+
+    def _count(self, transit: Transit) -> None:
+        """What the same collective would send without a codec, in the tensor's own dtype."""
+        job, chunk = transit.job, transit.chunk
+        others = chunk.numel - chunk.own.numel if job.collective.reduce else 0
+        copies = chunk.own.numel * (chunk.wire.peers - 1) if job.collective.gather else 0
+        self.counters.raw_bytes += (others + copies) * job.data.itemsize

@@ -1,0 +1,95 @@
+"""Waiting: for hops and for other ranks, without missing a rank that fails.
+
+Before its first chunk a job exchanges a hash of what it is. Ranks that disagree get an error that
+says so, and no rank ever reads bytes of one job as those of another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from zcomm.engine.job import Job
+from zcomm.engine.transit import Transit
+from zcomm.transport.channels import Transport
+
+# How long a waiting engine sleeps at a time, and how often it asks whether a peer has failed.
+_REST = timedelta(milliseconds=2)
+_PEER_POLL_S = 0.5
+
+
+@dataclass(eq=False)
+class Check:
+    """The exchange of signatures in front of a job."""
+
+    job: Job
+    mine: Tensor
+    everyone: Tensor
+    work: Work
+
+    def __str__(self) -> str:
+        return f"{self.job.what}, comparison of signatures"
+
+
+class Waiting:
+    """How one engine waits."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def arrived(self, sent: Transit | Check) -> bool:
+        """Whether it has arrived; raises if it failed."""
+        assert sent.work is not None
+        if not sent.work.is_completed():
+            return False
+        self.join(sent)
+        return True
+
+    def join(self, sent: Transit | Check) -> None:
+        """What comes next, on the current stream too, comes after it."""
+        assert sent.work is not None
+        try:
+            sent.work.wait()
+        except RuntimeError as error:
+            raise self._transport.failure(str(sent), error) from error
+
+    def rest_on(self, sent: Transit | Check) -> None:
+        """Sleeps until it has arrived, 2 ms at most. It sleeps in native code: a loop that looks
+        again and again costs more processor time than a fast codec does."""
+        assert sent.work is not None
+        with suppress(RuntimeError):  # a failure: the next look at it raises that
+            sent.work.wait(_REST)
+
+    def until(
+        self, ready: Callable[[], bool], rest: Callable[[], object], oldest: Callable[[], str]
+    ) -> None:
+        """Rests until ready; raises when a peer has failed, naming the oldest work in flight."""
+        started, polled = perf_counter(), 0.0
+        while not ready():
+            waited = perf_counter() - started
+            if waited > polled + _PEER_POLL_S:
+                polled = waited
+                if self._transport.peer_failed():
+                    raise self._transport.failure(oldest())
+            rest()
+
+    def start_check(self, job: Job) -> Check:
+        digest = hashlib.blake2b(job.signature.encode(), digest_size=8).digest()
+        value = int.from_bytes(digest, "little", signed=True)
+        mine = torch.full((self._transport.world_size,), value, device="cpu")
+        everyone, ones = torch.empty_like(mine), [1] * mine.numel()
+        work = self._transport.signatures().all_to_all(everyone, mine, ones, ones)
+        return Check(job, mine, everyone, work)
+
+    def compare(self, check: Check) -> None:
+        """Raises on every rank if signatures differ."""
+        if not torch.equal(check.mine, check.everyone):
+            raise self._transport.disagreement(check.job.signature)
