@@ -101,8 +101,6 @@ def hooked(
     handle = zcomm.compress(ddp, scaler=scaler, **settings)
     compressor = handle._compressor
     assert isinstance(compressor.engine.runner, DeviceRunner) == bool(compressor.streams)
-        handle._compressor.streams
-    )
     spoiled = Spoiled(next(ddp.parameters()), 5)
     opt = optim.SGD(ddp.parameters(), lr=0.1)
     states = []

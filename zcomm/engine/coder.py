@@ -108,8 +108,9 @@ def _owner_of(transit: Transit, layout: Any) -> Sender:
     """Whose frame, or segment, an error names."""
 
     def owner(error: WireError) -> int | None:
+        frame = error.frame
         if error.segment is not None:
-            return transit.chunk.senders[layout.segments[error.segment].peer]
-        return None if error.frame is None else transit.chunk.senders[error.frame]
+            frame = int(layout.segments[error.segment].peer)
+        return None if frame is None else transit.chunk.senders[frame]
 
     return owner

@@ -83,13 +83,17 @@ class DeviceRunner:
                     lambda: inbox.wait(_LOOK_S),
                     self._oldest,
                 )
-                continue
-            job = inbox.take()
-            if isinstance(job, Job):
-                self._run_job(job, inbox)
             else:
-                self._waiting.until(self._all_seen, lambda: sleep(_SOON_S), self._oldest)
-                inbox.finish(job)
+                self._take(inbox)
+
+    def _take(self, inbox: Inbox) -> None:
+        """In a frame of its own: a job that serve() still held would keep its model alive."""
+        job = inbox.take()
+        if isinstance(job, Job):
+            self._run_job(job, inbox)
+        else:
+            self._waiting.until(self._all_seen, lambda: sleep(_SOON_S), self._oldest)
+            inbox.finish(job)
 
     # Enqueuing.
 
