@@ -14,8 +14,8 @@ from torch import Tensor
 from zcomm.codecs.scattered import ScatteredLayout
 from zcomm.engine.streams import Event, Streams
 from zcomm.sharding.chunks import Chunk
-from zcomm.torch_private import foreach
 from zcomm.sharding.residual_store import ChunkFeedback
+from zcomm.torch_private import foreach
 
 
 class Collective(NamedTuple):

@@ -30,12 +30,13 @@ from torch import Tensor
 from zcomm.codecs.scattered import ScatteredLayout
 from zcomm.engine.buffers import Exchange, Frames, Slot, grown, to_all, to_owners
 from zcomm.engine.coder import Coder
-from zcomm.engine.counters import Counters, Range
+from zcomm.engine.counters import Counters
 from zcomm.engine.faults import Faults
 from zcomm.engine.job import Job
 from zcomm.engine.transit import Stage, Transit
 from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.residual_store import Hop
+from zcomm.torch_private.profiler import Range
 from zcomm.transport.channels import Transport
 
 # Chunks in flight: one is encoded while others are on the network, in either hop.
