@@ -11,12 +11,12 @@ import torch
 
 import zcomm
 
-# The same examples on every run; a slow machine is no failure (pytest-timeout ends a hang).
+# The same examples on every run. No deadline: machines are slow, and pytest-timeout ends a hang.
 hypothesis.settings.register_profile("zcomm", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("zcomm")
 
-# Keeps torch's libraries in memory, for the ranks too: on a machine that drops its page cache under
-# load, ranks would read them from the disk again and again. Where it is not allowed: no harm.
+# Keeps torch's libraries in memory, for the ranks too: a machine that drops its page cache under
+# load would read them from disk for every rank. Does nothing where it is not allowed.
 ctypes.CDLL(None).mlockall(1)  # MCL_CURRENT
 
 
@@ -26,7 +26,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def torch_settings() -> Iterator[None]:
-    """Process-wide settings that a test changes do not leak into the next one."""
+    """Restores process-wide settings of torch after each test."""
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     yield
     torch.set_num_threads(threads)

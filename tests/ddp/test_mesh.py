@@ -32,7 +32,7 @@ WAYS = ("device_mesh", "process_group")
 
 
 def refused(fn: Any, *args: Any, **options: Any) -> str:
-    """The ValueError of a call."""
+    """The message of the ValueError that a call raises."""
     error = raised(fn, *args, **options)
     assert error.is_value_error, f"{error.type}: {error.text}"
     return error.text
@@ -55,11 +55,11 @@ class Model:
             _pre_dp_module_transform(self.net)
             group = self.mesh["dp"].get_group()
             self.ddp = DistributedDataParallel(self.net, process_group=group)
-        # Before the first forward pass, in which torch takes the split ones out of the model.
+        # Taken before the first forward pass: there torch removes split parameters from the model.
         self.parameters = dict(self.net.named_parameters())
 
     def train(self, optimizer: Any, steps: range) -> list[float]:
-        """Steps on batches that all ranks of a `tp` group share; their losses."""
+        """Trains on batches that all ranks of a `tp` group share; returns the losses."""
         losses = []
         for step in steps:
             optimizer.zero_grad()
@@ -146,7 +146,7 @@ def test_zero_with_a_codec_has_identical_replicas(quartet: World) -> None:
 
 
 def resume(rank: int, world_size: int, folder: str, steps: range) -> dict[str, Tensor]:
-    """Goes on from the checkpoint, if there is one, and leaves one: one folder per `tp` rank."""
+    """Resumes from the checkpoint, if any, and saves one: one folder per `tp` rank."""
     model = Model()
     optimizer = adamw(model, "none")
     own = f"{folder}/tp{model.mesh.get_local_rank('tp')}"
@@ -207,7 +207,7 @@ def test_checkpoints_that_would_not_be_whole_are_refused(quartet: World, tmp_pat
     ]
 
 
-# The hook, too late; the collectives.
+# A hook that comes too late, and the collectives.
 
 
 def hook_after_a_forward_pass(rank: int, world_size: int) -> list[str]:

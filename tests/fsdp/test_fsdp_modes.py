@@ -1,4 +1,4 @@
-"""FSDP2 with zcomm's collectives: the gradients that arrive, and everything FSDP2 can do."""
+"""FSDP2 with zcomm's collectives: the gradients that arrive, and every mode of FSDP2."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STAGES = [2, 3]
 
 
 def first_gradients(rank: int, world_size: int, count: int, stage: int, spec: str) -> Any:
-    """This rank's gradients, and what FSDP made of all ranks'."""
+    """This rank's local gradients, and the reduced ones."""
     mesh = mesh_of(count)
     if mesh is None:
         return None
@@ -91,7 +91,7 @@ def with_own_reduction(model: Any, rank: int) -> Outcome:
 
 
 def with_optimizer_in_backward(model: Any, rank: int) -> Outcome:
-    """Each parameter is updated as soon as its gradient is there."""
+    """Updates each parameter as soon as its gradient is ready."""
 
     def update(p: Any) -> None:
         with torch.no_grad():
@@ -115,7 +115,7 @@ def with_another_separate_group(model: Any, rank: int) -> Outcome:
 
 
 def with_kept_parameters(model: Any, rank: int) -> Outcome:
-    """Parameters stay gathered over the batches of a step."""
+    """Keeps parameters gathered for all batches of a step."""
     losses = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for step in range(4):
@@ -162,7 +162,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-# Whether FSDP leaves time for a reduce-scatter, where that is not always.
+# Whether FSDP lets a reduce-scatter overlap backward, where it does not always.
 DEFERRED: dict[str, set[bool]] = {
     "bf16": {False},  # cast
     "reduced accumulation": {True, False},  # added to the first
@@ -175,7 +175,7 @@ DEFERRED: dict[str, set[bool]] = {
 
 
 def both(rank: int, world_size: int, count: int, way: str) -> list[tuple[Outcome, Outcome]] | None:
-    """Trained by plain FSDP2, and with zcomm's collectives, at both stages."""
+    """Results of plain FSDP2 and of zcomm's collectives, at both stages."""
     mesh = mesh_of(count)
     if mesh is None:
         return None
@@ -212,7 +212,7 @@ def test_codec_none_is_plain_fsdp2_to_the_bit(pair: World, way: str) -> None:
     "way", ["plain", "bf16", "bf16 reduced in fp32", "clipping", "accumulation", "unused"]
 )
 def test_codec_none_is_plain_fsdp2_to_rounding(quartet: World, count: int, way: str) -> None:
-    """With more than two ranks torch adds in another order, and in bf16 where it reduces that."""
+    """With more than two ranks torch adds in another order, and in bf16 if it reduces bf16."""
     bound = 2.0**-6 if way == "bf16" else 1e-5
     for stages in quartet.run(both, count, way)[:count]:
         for plain, ours in stages:

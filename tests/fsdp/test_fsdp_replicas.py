@@ -1,4 +1,4 @@
-"""HSDP: sharded in each row of a 2-D mesh, replicated over its columns."""
+"""HSDP: parameters are sharded over each row of a 2-D mesh and replicated over its columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def against_plain(rank: int, world_size: int) -> list[tuple[Outcome, Outcome]]:
                 model.set_requires_all_reduce(True)
             with slow_engine():
                 pair.append(train(model, rank))
-        assert seen.deferred == {False}  # it is all-reduced at once
+        assert seen.deferred == {False}  # the all-reduce follows at once
         found.append(tuple(pair))
     return found
 

@@ -1,6 +1,6 @@
-"""The diffs of docs/frameworks.md train as they stand, before and after, under torchrun.
+"""The diffs in docs/frameworks.md train as written, before and after, under torchrun.
 
-Lines are added behind the script, to tell what became of it; none of its own is changed.
+The tests append lines that report the result, and change none of the script.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ with open(f"report-{os.environ['RANK']}.json", "w") as file:
 
 @cache
 def reports(framework: str, dropped: str) -> list[dict[str, Any]]:
-    """What both ranks report of the diff's script: "+" drops its new lines, "-" its old ones."""
+    """What both ranks report; "+" drops the new lines of the diff, "-" the old ones."""
     [diff] = blocks(PAGE, f"diff {framework}")
     lines = [line[1:] for line in diff.splitlines() if not line.startswith(dropped)]
     with TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""Two ranks for all the tests of DDP: each takes seconds to import what DDP needs.
+"""Two ranks that all tests of DDP share: each needs seconds to import torch's DDP.
 
-A test module has them with `pytest_plugins = ["ddp_ranks"]`.
+A test module gets them with `pytest_plugins = ["ddp_ranks"]`.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ BF16_FP32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.
 
 
 class Net(nn.Module):
-    """Rows that no number of ranks divides, a weight whose columns 2, 3 and 4 divide, and a last
-    layer with fewer rows than ranks."""
+    """Row counts that no number of ranks divides, a weight whose columns 2, 3 and 4 divide, and a
+    last layer with fewer rows than ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 class Branches(Net):
-    """A Net with a second way, in the same FSDP module; `other` says whether it is used."""
+    """A Net with a second branch in the same FSDP module; `other` selects it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Branches(Net):
 
 
 class Checkpointed(Net):
-    """Computes its layers once more in backward."""
+    """Computes its layers again in backward."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = checkpoint(self.first, x, use_reentrant=False).tanh()
@@ -62,12 +62,12 @@ class Checkpointed(Net):
 
 
 def by_columns(p: nn.Parameter) -> Shard | None:
-    """Cuts a weight along its columns, if these can be."""
+    """Shards a weight by columns where they divide evenly."""
     return Shard(1) if p.dim() == 2 and p.shape[1] % 12 == 0 else None
 
 
 def mesh_of(count: int) -> DeviceMesh | None:
-    """The first ranks; None for the others. A collective call of all of them."""
+    """A mesh of the first `count` ranks; None on the others. All ranks call it."""
     mesh = DeviceMesh("cpu", list(range(count)))
     return mesh if dist.get_rank() < count else None
 
@@ -78,7 +78,7 @@ def mesh_2d() -> DeviceMesh:
 
 
 def sharded(mesh: DeviceMesh | None, stage: int = 3, model: Any = Net, **options: Any) -> Any:
-    """A model in four FSDP modules, one of them inside of another."""
+    """A model in four FSDP modules, one nested in another."""
     made = seeded(model)
     options |= {"mesh": mesh, "reshard_after_forward": stage == 3}
     for module in (made.first, made.middle[2], made.middle, made):
@@ -102,7 +102,7 @@ def train(
     clip: float | None = None,
     lr: float = 0.5,
 ) -> Outcome:
-    """Trains on batches of this rank's own; without `sync_each` only the last one of a step is
+    """Trains on this rank's own batches; without `sync_each`, only the last gradient of a step is
     reduced."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
     losses = []
@@ -125,7 +125,7 @@ def model_input(model: Any, rank: int, step: int) -> Tensor:
 
 
 def outcome(model: Any, losses: list[float]) -> Outcome:
-    """What all ranks have together: a collective call."""
+    """The whole parameters and gradients, gathered from all ranks, which all call it."""
     named = dict(model.named_parameters())
     return Outcome(
         losses,
@@ -155,7 +155,7 @@ def expected_gradient(ranks: list[Tensor], spec: str) -> Tensor:
 
 @contextmanager
 def slow_engine() -> Iterator[None]:
-    """Who does not wait for a result has none."""
+    """Slows the engine down, so that code that does not wait for a result fails."""
     original = CpuRunner._advance
 
     def slow(self: CpuRunner, *args: Any) -> None:
@@ -170,11 +170,11 @@ def slow_engine() -> Iterator[None]:
 
 
 class Watched(NamedTuple):
-    """What was done about the reduce-scatters of a model."""
+    """How the reduce-scatters of a model were scheduled."""
 
     handle: zcomm.fsdp.Handle
-    deferred: set[bool]  # whether backward went on before they were done
-    under_way: list[int]  # how many of them, when the next input was made
+    deferred: set[bool]  # whether backward continued before they finished
+    under_way: list[int]  # how many were pending when the next input was built
 
 
 def watched(handle: zcomm.fsdp.Handle) -> Watched:

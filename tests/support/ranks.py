@@ -1,4 +1,4 @@
-"""The ranks of the tests: forks of one process that has imported torch, which takes seconds."""
+"""The ranks of the tests: forks of one process that imports torch once, which takes seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORKS.set_forkserver_preload(
 
 
 def forked(env: dict[str, str], pipe: Connection, *args: Any) -> None:
-    """A rank in a fork of the fork server, which ends with the process that started it."""
+    """A rank, forked from the fork server. It ends with the process that started it."""
     os.setsid()  # Ctrl-C is for the parent, which ends its ranks
     rank_process.end_with_parent(os.getppid())
     os.environ.update(env)
@@ -26,14 +26,14 @@ def forked(env: dict[str, str], pipe: Connection, *args: Any) -> None:
 
 
 class World(ranks.World):
-    """Ranks that start in milliseconds, in the environment of the first one."""
+    """Ranks that start in milliseconds and inherit the environment of the first one."""
 
     def start_rank(self, pipe: Connection, *args: Any) -> ranks.Process:
         return Forked(self.env, pipe, *args)
 
 
 class Forked:
-    """A forked rank, with as much of Popen's interface as is used here."""
+    """A forked rank, with the part of Popen's interface that a World uses."""
 
     def __init__(self, *args: Any) -> None:
         self.process = FORKS.Process(target=forked, args=args)

@@ -1,6 +1,6 @@
-"""Four ranks for all the tests of ZeroOptimizer that want more than two.
+"""Four ranks that all tests share that need more than two.
 
-A test module has them with `pytest_plugins = ["zero_ranks"]`; tests of three use among().
+A test module gets them with `pytest_plugins = ["zero_ranks"]`; tests that need three use among().
 """
 
 from __future__ import annotations
