@@ -21,9 +21,9 @@ SOURCE_DIRS := $(shell find zcomm csrc -path csrc/tests -prune -o -type d -not -
 CLANG_FORMAT_FILES := $(shell find csrc emulator \( -name "*.cpp" -o -name "*.h" -o -name "*.cu" \) -not -name lm_tables.h)
 
 # What `make lint` and the hooks of .pre-commit-config.yaml run.
-LINTS := lint-python lint-types lint-imports lint-native lint-tables
+LINTS := lint-python lint-types lint-imports lint-native lint-tables lint-docs
 
-.PHONY: help test test-fast test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) format sanitize gpu-sanitize avx512-proof clean
+.PHONY: help test test-fast test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs format sanitize gpu-sanitize avx512-proof clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9 -]*:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -129,7 +129,7 @@ bench-convergence: $(VENV)/installed ## train every codec to the end (half an ho
 	    --svg benchmarks/results/convergence.svg
 	$(BIN)/python benchmarks/fsdp.py --convergence --check --json benchmarks/results/fsdp_convergence.json
 
-lint: $(LINTS) ## formatting, types, imports, generated tables
+lint: $(LINTS) ## formatting, types, imports, generated tables, docs
 
 $(LINTS): $(VENV)/tools
 
@@ -148,6 +148,12 @@ lint-native:
 
 lint-tables:
 	$(BIN)/python tools/make_tables.py --check
+
+lint-docs: docs
+
+# A link or a name that leads nowhere is an error.
+docs: $(VENV)/tools ## build the site of docs/ in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/tools ## rewrite the files as ruff and clang-format want them
 	$(BIN)/ruff check --fix .

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = next(p for p in (ROOT / "docs/architecture.md", ROOT / "docs/design.md") if p.exists())
+PAGE = ROOT / "docs/architecture.md"
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("zcomm/*/__init__.py"))
 MODULES = sorted(path.stem for path in ROOT.glob("zcomm/[!_]*.py"))
 
