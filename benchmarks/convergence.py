@@ -31,7 +31,6 @@ from torch.nn.parallel import DistributedDataParallel
 import convergence_plot
 import measuring
 import zcomm
-from codec_quality import print_table
 from convergence_plot import Dots
 from zcomm.cli.demo import gpt
 from zcomm.launch import hosts
@@ -288,7 +287,7 @@ def feedback_name(feedback: Feedback) -> str:
 
 
 def print_results(rows: Sequence[Row]) -> None:
-    print_table(
+    measuring.print_table(
         ["codec", "feedback", "steps", "start_step", "loss", "to fp32, %", "seeds, %"],
         [
             [

@@ -1,12 +1,12 @@
 """FSDP2 in a training step, and what compression costs there in held-out loss.
 
-The model, the data and the turns of training_step.py, each layer an FSDP module. The row `2 G` is
-stage 2 (reshard_after_forward=False) with gradients sent by codec G, `3 G+P` stage 3 with gathered
-parameters sent by codec P as well; `plain` is FSDP2 with torch's own collectives. A speed-up is
+Model, data and turns are those of training_step.py; each layer is an FSDP module. The row `2 G` is
+stage 2 (reshard_after_forward=False) and sends gradients with codec G. `3 G+P` is stage 3 and also
+sends gathered parameters with codec P. `plain` is FSDP2 with torch's own collectives. A speed-up is
 against the plain row of the same stage.
 
---convergence trains the GPT of convergence.py on two ranks, with the same data and seeds, plain and
-with codecs; differences are between runs of one seed.
+--convergence trains the GPT of convergence.py on two ranks, plain and with codecs, on the same data
+and seeds. It compares runs of the same seed.
 
 Usage: python benchmarks/fsdp.py [--hosts 2 --rate 1gbit] [--codecs "2 lm4" "3 lm4+int8"]
        [--rounds R] [--steps S] [--check] [--json F]
@@ -35,8 +35,7 @@ import measuring
 import training_step
 import zcomm.fsdp
 from measuring import Checked
-from training_step import Outcome, stack_and_batch
-from zcomm.cli.bench.collective_rows import median_ratio
+from training_step import Outcome, StepRow, Steps, stack_and_batch
 from zcomm.cli.bench.collective_tasks import digest
 from zcomm.cli.demo import gpt
 from zcomm.launch import hosts
@@ -44,15 +43,15 @@ from zcomm.launch import hosts
 PLAIN = "plain"
 WAYS = ("2 none", "2 lm4", "3 none", "3 lm4", "3 lm4+int8")
 
-# Least speed-ups: by row, link and ranks.
+# The least speed-ups, by row, link and ranks.
 BARS = {("2 lm4", "1gbit", 2): 1.5, ("3 lm4+int8", "1gbit", 2): 2.5}
-# At most this much above plain FSDP2, in %, mean of the seeds.
+# The most that the mean loss of the seeds may lie above plain FSDP2, in %.
 LOSS_BARS = {"2 lm4": 0.7}
 LOSS_WAYS = ("2 lm4", "3 lm4+int8")
 
 
 def sharded(model: nn.Module, layers: Sequence[nn.Module], way: str) -> Any:
-    """The model under FSDP2 and, unless plain, zcomm; and zcomm's handle."""
+    """Applies FSDP2 and, unless `way` is plain, zcomm; returns zcomm's handle."""
     stage, _, codecs = way.partition(" ")
     for module in (*layers, model):
         fully_shard(module, reshard_after_forward=stage == "3")
@@ -71,7 +70,7 @@ class Training(training_step.Training):
     """One row: `ddp` is the model under FSDP2."""
 
     def digest(self) -> int:
-        """Of the whole parameters: a collective call."""
+        """Of the whole parameters, so all ranks must call it."""
         return sum(digest(p.detach().full_tensor()) for p in self.ddp.parameters())
 
 
@@ -88,35 +87,7 @@ def measure(
     return training_step.outcomes(trainings, rounds, steps)
 
 
-@dataclass(frozen=True)
-class Row:
-    way: str
-    ranks: int
-    link: str
-    ms: float
-    speedup: float  # against plain FSDP2 of the same stage
-    sent_mb: float  # per rank and step
-    replicas_agree: bool
-    stats: dict[str, float]  # of rank 0
-
-
-def rows_of(by_rank: list[dict[str, Outcome]], link: str) -> Iterator[Row]:
-    turns = {way: [one[way].turns for one in by_rank] for way in by_rank[0]}
-    slowest = {way: training_step.slowest_turns(of_ranks) for way, of_ranks in turns.items()}
-    for way in turns:
-        yield Row(
-            way=way,
-            ranks=len(by_rank),
-            link=link,
-            ms=1e3 * statistics.median(slowest[way]),
-            speedup=median_ratio(slowest[baseline_of(way)], slowest[way]),
-            sent_mb=training_step.sent_mb(turns[way]),
-            replicas_agree=len({one[way].digest for one in by_rank}) == 1,
-            stats=by_rank[0][way].stats,
-        )
-
-
-def checked(row: Row) -> Iterator[Checked]:
+def checked(row: StepRow) -> Iterator[Checked]:
     name = f"{row.way}, {row.ranks} ranks, {row.link}"
     bar = BARS.get((row.way, row.link, row.ranks))
     if bar is not None:
@@ -125,7 +96,7 @@ def checked(row: Row) -> Iterator[Checked]:
         yield Checked(f"{name}: replicas agree", 0, 1)
 
 
-def print_rows(rows: list[Row]) -> None:
+def print_rows(rows: list[StepRow]) -> None:
     print(f"{'stage, codecs':14} {'ms':>8} {'speed-up':>9} {'MB sent':>8} replicas")
     for row in rows:
         agree = "agree" if row.replicas_agree else "DIFFER"
@@ -138,7 +109,7 @@ def print_rows(rows: list[Row]) -> None:
 @dataclass(frozen=True)
 class LossRow:
     way: str
-    losses: list[float]  # held out, at the end; one per seed
+    losses: list[float]  # final held-out loss of each seed
     differences: list[float]  # in % of plain FSDP2
 
     @property
@@ -147,7 +118,7 @@ class LossRow:
 
 
 def train(way: str, seed: int, steps: int, text: gpt.Text, rank: int, world_size: int) -> float:
-    """The training of convergence.py under FSDP2; the held-out loss at its end."""
+    """Trains as convergence.py does, but under FSDP2; returns the final held-out loss."""
     torch.manual_seed(seed)
     model: Any = gpt.GPT(**convergence.MODEL)
     handle = sharded(model, model.blocks, way)
@@ -170,7 +141,7 @@ def train(way: str, seed: int, steps: int, text: gpt.Text, rank: int, world_size
         optimizer.zero_grad()
         schedule.step()
     if handle is not None:
-        handle.close()  # the loss is that of the exact parameters
+        handle.close()  # evaluate with exact parameters
     windows_count = convergence.HELD_OUT_WINDOWS
     return convergence.held_out_loss(model, text.held_out, windows_count, rank, world_size)
 
@@ -178,7 +149,7 @@ def train(way: str, seed: int, steps: int, text: gpt.Text, rank: int, world_size
 def converge(
     rank: int, world_size: int, ways: list[str], seeds: int, steps: int
 ) -> dict[str, list[float]]:
-    """Runs on every rank: the losses of all seeds."""
+    """Runs on every rank: returns the losses of all seeds."""
     text = gpt.standard_library()
     losses: dict[str, list[float]] = {way: [] for way in ways}
     for seed in range(seeds):
@@ -212,7 +183,7 @@ def losses_checked(rows: list[LossRow]) -> Iterator[Checked]:
 
 
 def with_baselines(ways: Sequence[str]) -> list[str]:
-    """Each row after the plain one of its stage."""
+    """Adds the plain row of each stage, before the first row that needs it."""
     return list(dict.fromkeys(name for way in ways for name in (baseline_of(way), way)))
 
 
@@ -241,7 +212,9 @@ def main() -> int:
         return measuring.finish(args, about, losses, list(losses_checked(losses)))
     ranks, link, where, about = measuring.begin(args)
     ways = with_baselines(args.codecs or WAYS)
-    rows = list(rows_of(hosts.run(ranks, measure, ways, args.rounds, args.steps, **where), link))
+    by_rank = hosts.run(ranks, measure, ways, args.rounds, args.steps, **where)
+    steps = Steps(by_rank, link)
+    rows = [StepRow(**steps.values(way, baseline_of(way))) for way in steps.ways]
     print_rows(rows)
     return measuring.finish(args, about, rows, [one for row in rows for one in checked(row)])
 

@@ -1,10 +1,11 @@
-"""What the benchmarks that run several ranks share: options, medians, bars, tables, JSON."""
+"""What the benchmarks share: options, bars, tables, and the JSON of the published results."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,12 +41,17 @@ class Checked:
 def add_options(
     parser: argparse.ArgumentParser, rounds: int, codecs: Sequence[str] = ("none", "int8", "lm4")
 ) -> None:
+    """The options of benchmarks that run several ranks."""
     parser.add_argument(
-        "--codecs", nargs="*", default=list(codecs), help="may be empty: torch's rows"
+        "--codecs", nargs="*", default=list(codecs), help="none given: only torch's own rows"
     )
-    parser.add_argument("--rate", help="of the hosts' links, in the words of tc: 1gbit")
-    parser.add_argument("--rounds", type=int, default=rounds, help="rounds whose median counts")
-    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--rate", help="rate of each host's link, as tc writes it: 1gbit")
+    add_output_options(parser, rounds)
+
+
+def add_output_options(parser: argparse.ArgumentParser, rounds: int) -> None:
+    parser.add_argument("--rounds", type=int, default=rounds, help="report medians of this many")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
 
 
@@ -69,7 +75,10 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def begin(
     args: argparse.Namespace, **settings: Any
 ) -> tuple[int, str, dict[str, Any], dict[str, Any]]:
-    """Ranks, the link's name, where hosts.run() starts them, and the heading, which it prints."""
+    """The number of ranks, the link's name, arguments for hosts.run(), and the heading.
+
+    Prints the heading.
+    """
     ranks, where = args.hosts or args.ranks, {"hosts": args.hosts, "rate": args.rate}
     described = about(
         link=link(args.rate), ranks=ranks, rounds=args.rounds, steps=args.steps, **settings
@@ -89,26 +98,44 @@ def print_about(about: dict[str, Any]) -> None:
 def finish(
     args: argparse.Namespace, about: dict[str, Any], rows: Sequence[Any], checked: list[Checked]
 ) -> int:
-    """Prints the bars, writes the JSON and gives the exit code."""
+    """Prints the bars, writes the JSON and returns the exit code."""
     for one in checked:
         print(one)
-    if args.json:
-        results = {
-            "rows": [asdict(row) for row in rows],
-            "bars": [asdict(one) | {"missed": one.missed} for one in checked],
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(about | results, indent=2) + "\n")
+    write_json(
+        args.json, about, rows, bars=[asdict(one) | {"missed": one.missed} for one in checked]
+    )
     return 1 if args.check and any(one.missed for one in checked) else 0
 
 
+def write_json(
+    path: Path | None, about: dict[str, Any], rows: Sequence[Any], **more: Sequence[Any]
+) -> None:
+    """Writes what tools/make_result_tables.py reads. Without a path, does nothing."""
+    if path is None:
+        return
+    results = about | {"rows": [asdict(row) for row in rows]} | more
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
 def about(**settings: Any) -> dict[str, Any]:
-    return machine.describe(zcomm.__version__) | {"commit": commit()} | settings
+    described = machine.describe(zcomm.__version__)
+    return described | {"commit": commit(), "command": command()} | settings
 
 
 def commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def command() -> str:
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """As markdown."""
+    for row in [head, ["---"] * len(head), *rows]:
+        print("| " + " | ".join(row) + " |")

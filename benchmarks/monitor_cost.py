@@ -1,18 +1,18 @@
-"""What monitors cost: a training step with and without one, in turns.
+"""What a monitor costs: training steps with and without one, taking turns.
 
-The model, the data and the turns of training_step.py; each codec as by default, and with
-feedback. The rows:
+Model, data and turns are those of training_step.py. Each codec runs with its default feedback and
+with feedback on. The rows:
 
     nothing   no monitor
-    totals    bytes, times and memory, every 10 steps, as by default
-    layers    figures of all layers at every step, not every 100th
+    totals    bytes, times and memory, every 10 steps: the default
+    layers    figures of all layers at every step; the default is every 100th
 
-Scalars go to tensorboard, if it is there. So a monitor costs, of a step,
+Scalars go to TensorBoard if it is installed. The cost of a monitor, as a fraction of a step:
 
-    cost = seconds inside of `totals` / seconds without  +  (layers / nothing − 1) / 100
+    cost = seconds spent in `totals` / seconds of `nothing`  +  (layers / nothing − 1) / 100
 
-The first term is taken with a clock: no comparison of steps would show so little time. The second
-is the median of the rounds' own ratios.
+A clock inside the monitor measures the first term, which is too small to show up in the time of a
+step. The second is the median of each round's ratio.
 
 Usage: python benchmarks/monitor_cost.py [--hosts 2 --rate 1gbit] [--codecs lm4] [--rounds R]
        [--steps S] [--check] [--json F]
@@ -37,7 +37,14 @@ import measuring
 import training_step
 import zcomm
 from measuring import Checked
-from training_step import BUCKET_CAP_MB, WARM_UP_STEPS, Training, stack_and_batch, take_turn
+from training_step import (
+    BUCKET_CAP_MB,
+    WARM_UP_STEPS,
+    Training,
+    stack_and_batch,
+    take_turn,
+    take_turns,
+)
 from zcomm.cli.bench.collective_rows import median_ratio
 from zcomm.launch import hosts
 
@@ -48,7 +55,7 @@ MOST = 0.01
 
 
 class Clocked:
-    """The seconds that a monitor takes in each step: from when it is told until it is done."""
+    """Times a monitor: the seconds that it takes in each step."""
 
     def __init__(self, monitor: Any) -> None:
         self.steps = [0.0]
@@ -67,14 +74,14 @@ class Clocked:
         self.steps.append(0.0)
 
     def inside_s(self, every: int) -> float:
-        """Of a step, where every so many one is sampled: from the medians of both kinds."""
+        """Per step, if one step in `every` is sampled: from the medians of both kinds of step."""
         sampled = self.steps[every - 1 : -1 : every] or [0.0]
         others = [s for i, s in enumerate(self.steps[:-1], 1) if i % every] or [0.0]
         return statistics.median(sampled) / every + statistics.median(others) * (1 - 1 / every)
 
 
 class Values:
-    """A writer for where there is no tensorboard."""
+    """A writer for machines without TensorBoard."""
 
     def __init__(self) -> None:
         self.last: dict[str, float] = {}
@@ -105,22 +112,22 @@ def training_of(way: str, codec: str, rank: int, folder: str) -> tuple[Training,
 class Outcome(NamedTuple):
     """One row on one rank."""
 
-    s: list[float]  # of a step, for each round
-    inside_s: float  # of a step, inside of the monitor
+    s: list[float]  # per step, for each round
+    inside_s: float  # per step, spent in the monitor
     digest: int
 
 
 def measure(rank: int, world_size: int, codec: str, rounds: int, steps: int) -> dict[str, Outcome]:
-    """Runs on every rank; all ranks have monitors."""
+    """Runs on every rank, and every rank has a monitor."""
     with tempfile.TemporaryDirectory() as folder:
         ways = (NOTHING, TOTALS, LAYERS)
         rows = {way: training_of(way, codec, rank, folder) for way in ways}
         for training, _ in rows.values():
             take_turn(training, WARM_UP_STEPS)
-        turns = [{way: take_turn(rows[way][0], steps).s for way in ways} for _ in range(rounds)]
+        turns = take_turns({way: training for way, (training, _) in rows.items()}, rounds, steps)
     return {
         way: Outcome(
-            [turn[way] for turn in turns],
+            [turn.s for turn in turns[way]],
             clock.inside_s(1 if way == LAYERS else EVERY),
             training.digest(),
         )
@@ -134,11 +141,11 @@ class Row:
     ranks: int
     link: str
     ms: float  # a step without a monitor
-    totals: float  # such a step / one without, median of rounds
-    layers: float
-    totals_inside: float  # seconds inside of the monitor / a step without
+    totals: float  # a step with totals / a step without a monitor
+    layers: float  # a step with layers / a step without a monitor
+    totals_inside: float  # time spent in the monitor / a step without one
     layers_inside: float
-    bits_agree: bool  # of all ranks, with and without monitors
+    bits_agree: bool  # on all ranks, with and without monitors
 
     @property
     def cost(self) -> float:

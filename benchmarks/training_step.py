@@ -1,10 +1,10 @@
-"""What communication adds to a training step: plain DDP, DDP with zcomm, DDP that does not send.
+"""What communication adds to a training step: plain DDP, DDP with zcomm, DDP that sends nothing.
 
-A stack of 25M parameters, AdamW, random data. Each row has its own DDP over an equal model, and the
-rows take turns of a few steps. The time of a turn is that of the slowest rank; a time is the median
-of the rounds, a speed-up the median of the rounds' own ratios.
+A transformer with 25M parameters, AdamW, random data. Each row has its own copy of the model in its
+own DDP, and the rows take turns of a few steps. A turn takes as long as its slowest rank. Times are
+medians over the rounds; a speed-up is the median of each round's ratio.
 
-    exposed = a step − the step whose hook does nothing, in the same round
+    exposed = a step − a step whose hook does nothing, in the same round
 
 Usage: python benchmarks/training_step.py [--hosts 2 --rate 1gbit] [--codecs none int8 lm4]
        [--rounds R] [--steps S] [--check] [--json F]
@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,11 +38,11 @@ from zcomm.launch import hosts
 PLAIN, NOTHING = "plain DDP", "nothing"
 WIDTH, LAYERS = 512, 8
 BATCH, TOKENS = 2, 16  # backward takes 70 to 100 ms on one core of an AMD EPYC (Zen 3)
-WARM_UP_STEPS = 3  # DDP arranges its buckets anew in the second
+WARM_UP_STEPS = 3  # DDP rebuilds its buckets in the second
 BUCKET_CAP_MB = 25  # DDP's default
 STATS = ("raw_bytes", "wire_bytes", "ratio", "encode_s", "wait_s", "decode_s", "exposed_s", "steps")
 
-# Least speed-up and greatest share of plain DDP's exposed time: by codec, link and ranks.
+# The least speed-up and the largest share of plain DDP's exposed time, by codec, link and ranks.
 BARS = {
     ("lm4", "1gbit", 2): {"speedup": 2.5, "exposed_share": 0.15},
     ("int8", LOOPBACK, 2): {"speedup": 1.0},
@@ -61,7 +61,7 @@ def stack() -> nn.Module:
     return nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
 
 
-# DDP refuses a hook with annotations that are strings, as they are in this file.
+# No annotations: in this file they are strings, and DDP rejects hooks annotated with strings.
 def do_nothing(_, bucket):  # type: ignore[no-untyped-def]
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
@@ -70,7 +70,7 @@ def do_nothing(_, bucket):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Training:
-    """One row: a model in its DDP, its optimizer, and zcomm's handle if there is one."""
+    """One row: a model in its DDP, its optimizer, and zcomm's handle, if any."""
 
     ddp: DDP
     optimizer: torch.optim.Optimizer
@@ -110,7 +110,7 @@ def training_of(way: str, model: nn.Module, batch: Tensor) -> Training:
 
 
 def stack_and_batch(rank: int) -> tuple[nn.Module, Tensor]:
-    """The same model in every row and on every rank, and the rank's own batch."""
+    """The model, equal in every row and on every rank, and this rank's own batch."""
     torch.manual_seed(0)
     model = stack()
     torch.manual_seed(rank)
@@ -118,13 +118,14 @@ def stack_and_batch(rank: int) -> tuple[nn.Module, Tensor]:
 
 
 class Turn(NamedTuple):
-    """A few steps of one row on one rank; both values are per step."""
+    """A few steps of one row on one rank: seconds and bytes sent per step."""
 
     s: float
     sent: float
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Outcome:
     """One row on one rank."""
 
     turns: list[Turn]
@@ -152,62 +153,88 @@ def measure(
 
 
 def outcomes(trainings: Mapping[str, Training], rounds: int, steps: int) -> dict[str, Outcome]:
-    """All take turns, after a warm-up."""
+    """Warms up, then lets all rows take turns."""
     for training in trainings.values():
         take_turn(training, WARM_UP_STEPS)
-    turns = [{way: take_turn(trainings[way], steps) for way in trainings} for _ in range(rounds)]
+    turns = take_turns(trainings, rounds, steps)
     return {
-        way: Outcome([turn[way] for turn in turns], training.digest(), training.stats())
+        way: Outcome(turns[way], training.digest(), training.stats())
         for way, training in trainings.items()
     }
 
 
-def slowest_turns(by_rank: list[list[Turn]]) -> list[float]:
-    """The seconds of a step on the slowest rank, for each round."""
-    return [max(turn.s for turn in turns) for turns in zip(*by_rank)]
-
-
-def sent_mb(by_rank: list[list[Turn]]) -> float:
-    """Per rank and step."""
-    return statistics.median(turn.sent for turns in by_rank for turn in turns) / 1e6
+def take_turns(trainings: Mapping[str, Training], rounds: int, steps: int) -> dict[str, list[Turn]]:
+    """The turns of each row, one per round."""
+    taken = [{way: take_turn(trainings[way], steps) for way in trainings} for _ in range(rounds)]
+    return {way: [turns[way] for turns in taken] for way in trainings}
 
 
 @dataclass(frozen=True)
-class Row:
+class StepRow:
+    """What all benchmarks of training steps report about a row."""
+
     way: str
     ranks: int
     link: str
     ms: float
-    speedup: float  # against plain DDP
-    exposed_ms: float
-    exposed_share: float  # of plain DDP's exposed time
+    speedup: float  # against the baseline
     sent_mb: float  # per rank and step
     replicas_agree: bool
     stats: dict[str, float]  # of rank 0
 
 
-def rows_of(by_rank: list[dict[str, Outcome]], link: str) -> Iterator[Row]:
-    ways = list(by_rank[0])
-    slowest = {way: slowest_turns([one[way].turns for one in by_rank]) for way in ways}
+class Steps:
+    """The outcomes of all rows on all ranks."""
+
+    def __init__(self, by_rank: Sequence[Mapping[str, Outcome]], link: str) -> None:
+        self.by_rank, self.link = by_rank, link
+        self.ways = list(by_rank[0])
+        self.slowest = {way: self._slowest(way) for way in self.ways}
+
+    def _slowest(self, way: str) -> list[float]:
+        """The seconds per step of the slowest rank, for each round."""
+        by_round = zip(*(outcome.turns for outcome in self.outcomes(way)))
+        return [max(turn.s for turn in turns) for turns in by_round]
+
+    def outcomes(self, way: str) -> list[Any]:
+        return [one[way] for one in self.by_rank]
+
+    def speedup(self, way: str, baseline: str) -> float:
+        return median_ratio(self.slowest[baseline], self.slowest[way])
+
+    def values(self, way: str, baseline: str) -> dict[str, Any]:
+        """The fields of StepRow."""
+        outcomes = self.outcomes(way)
+        sent = statistics.median(turn.sent for one in outcomes for turn in one.turns)
+        return {
+            "way": way,
+            "ranks": len(outcomes),
+            "link": self.link,
+            "ms": 1e3 * statistics.median(self.slowest[way]),
+            "speedup": self.speedup(way, baseline),
+            "sent_mb": sent / 1e6,
+            "replicas_agree": len({one.digest for one in outcomes}) == 1,
+            "stats": outcomes[0].stats,
+        }
+
+
+@dataclass(frozen=True)
+class Row(StepRow):
+    exposed_ms: float
+    exposed_share: float  # of plain DDP's exposed time
+
+
+def rows_of(steps: Steps) -> Iterator[Row]:
+    idle = steps.slowest[NOTHING]
     exposed = {
-        way: statistics.median(s - base for s, base in zip(slowest[way], slowest[NOTHING]))
-        for way in ways
+        way: statistics.median(s - base for s, base in zip(steps.slowest[way], idle))
+        for way in steps.ways
     }
-    for way in ways:
-        outcomes = [one[way] for one in by_rank]
-        yield Row(
-            way=way,
-            ranks=len(by_rank),
-            link=link,
-            ms=1e3 * statistics.median(slowest[way]),
-            speedup=median_ratio(slowest[PLAIN], slowest[way]),
-            exposed_ms=1e3 * exposed[way],
-            # Not by rounds: a difference can be close to 0 in one of them.
-            exposed_share=exposed[way] / exposed[PLAIN],
-            sent_mb=sent_mb([one.turns for one in outcomes]),
-            replicas_agree=len({one.digest for one in outcomes}) == 1,
-            stats=outcomes[0].stats,
-        )
+    for way in steps.ways:
+        # A ratio of medians, not a median of ratios: in one round a difference can be close to 0.
+        share = exposed[way] / exposed[PLAIN]
+        values = steps.values(way, PLAIN)
+        yield Row(**values, exposed_ms=1e3 * exposed[way], exposed_share=share)
 
 
 def checked(row: Row) -> Iterator[Checked]:
@@ -239,7 +266,7 @@ def rss_mb() -> float:
 
 
 def measure_rss(rank: int, world_size: int, way: str) -> list[float]:
-    """Runs on every rank: MB of the process after so many steps of a small model."""
+    """Runs on every rank: the size of the process in MB, after each of MEMORY_STEPS steps."""
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
     training = training_of(way, model, torch.randn(4, 256))
     after = []
@@ -251,7 +278,7 @@ def measure_rss(rank: int, world_size: int, way: str) -> list[float]:
 
 
 def measure_buffers(rank: int, world_size: int, codecs: list[str]) -> dict[str, list[float]]:
-    """Runs on every rank: MiB of zcomm's buffers after each of the first steps."""
+    """Runs on every rank: the size of zcomm's buffers in MiB, after each of the first steps."""
     sizes: dict[str, list[float]] = {}
     for codec in codecs:
         training = training_of(codec, *stack_and_batch(rank))
@@ -263,7 +290,7 @@ def measure_buffers(rank: int, world_size: int, codecs: list[str]) -> dict[str, 
 
 
 def rss_checked(where: dict[str, Any], ranks: int) -> Iterator[Checked]:
-    """Plain DDP, which has no bar, shows what torch's own allocations do."""
+    """Plain DDP has no bar: it shows how much torch itself allocates."""
     for way in (PLAIN, MEMORY_CODEC):
         for rank, after in enumerate(hosts.run(ranks, measure_rss, way, **where)):
             at = ", ".join(f"step {step}: {mb:.1f}" for step, mb in zip(MEMORY_STEPS, after))
@@ -278,15 +305,15 @@ def rss_checked(where: dict[str, Any], ranks: int) -> Iterator[Checked]:
 def buffers_checked(by_rank: list[dict[str, list[float]]]) -> Iterator[Checked]:
     for codec in by_rank[0]:
         first, *later = [max(sizes) for sizes in zip(*(one[codec] for one in by_rank))]
-        # Iteration 0 is on its own: there DDP hands over the whole model as one bucket.
+        # Iteration 0 is separate: DDP then hands over the whole model as one bucket.
         for name, size in (("iteration 0", first), ("later", max(later))):
             yield Checked(f"{codec}: buffers in MiB, {name}", size, BUFFERS_MB, most=True)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hosts", type=int, help="instead of --ranks: each on a host of its own")
-    parser.add_argument("--steps", type=int, default=3, help="steps of a row in each round")
+    parser.add_argument("--hosts", type=int, help="instead of --ranks: one rank on each host")
+    parser.add_argument("--steps", type=int, default=3, help="steps per turn")
 
 
 def parse() -> argparse.Namespace:
@@ -308,7 +335,7 @@ def main() -> int:
         return measuring.finish(args, about, [], bars)
     ways = [PLAIN, NOTHING, *args.codecs]
     by_rank = hosts.run(ranks, measure, ways, args.rounds, args.steps, **where)
-    rows = list(rows_of(by_rank, link))
+    rows = list(rows_of(Steps(by_rank, link)))
     print_rows(rows)
     return measuring.finish(args, about, rows, [one for row in rows for one in checked(row)])
 

@@ -1,11 +1,11 @@
 """ZeRO stage 1 in a training step: DDP, torch's ZeroRedundancyOptimizer and zcomm's ZeroOptimizer.
 
-The model, the data and the turns of training_step.py. The row `zero G+P` sends gradients with codec
-G and parameters with codec P; `zero G` sends exact parameters. All rows have AdamW, fused or not.
+Model, data and turns are those of training_step.py. The row `zero G+P` sends gradients with codec G
+and parameters with codec P; `zero G` sends exact parameters. All rows use AdamW, fused or not.
 
-    state = bytes of a rank's optimizer state / those of DDP, on the rank with most
+    state = bytes of optimizer state on the rank with the most / bytes with DDP
 
-`peak` is the most after any of the first steps, where DDP arranges its buckets anew, or at the end.
+`peak` is the most after any of the first steps (DDP rebuilds its buckets in them) or at the end.
 
 Usage: python benchmarks/zero.py [--hosts 2 --rate 1gbit] [--codecs none lm4 lm4+lm4]
        [--no-fused] [--rounds R] [--steps S] [--check] [--json F]
@@ -32,14 +32,22 @@ import measuring
 import training_step
 import zcomm
 from measuring import LOOPBACK, Checked
-from training_step import BUCKET_CAP_MB, WARM_UP_STEPS, Training, Turn, stack_and_batch, take_turn
-from zcomm.cli.bench.collective_rows import median_ratio
+from training_step import (
+    BUCKET_CAP_MB,
+    WARM_UP_STEPS,
+    StepRow,
+    Steps,
+    Training,
+    stack_and_batch,
+    take_turn,
+    take_turns,
+)
 from zcomm.launch import hosts
 
 BASELINE, TORCH_ZERO = "DDP + AdamW", "ZeroRedundancyOptimizer"
-CODECS = ("none", "lm4", "lm4+lm4", "int8+int8")  # of gradients, and of parameters if not exact
+CODECS = ("none", "lm4", "lm4+lm4", "int8+int8")  # of gradients + parameters
 
-# Least speed-ups: by row, link and ranks.
+# The least speed-ups, by row, link and ranks.
 BARS = {
     ("zero lm4+lm4", "1gbit", 2): {BASELINE: 2.5, TORCH_ZERO: 2.5},
     ("zero none", LOOPBACK, 2): {BASELINE: 1.0, TORCH_ZERO: 1.2},
@@ -72,13 +80,9 @@ def state_nbytes(optimizer: Optimizer) -> int:
     return sum(v.nbytes for state in states for v in state.values() if isinstance(v, Tensor))
 
 
-class Outcome(NamedTuple):
-    """One row on one rank."""
-
-    turns: list[Turn]
+@dataclass(frozen=True)
+class Outcome(training_step.Outcome):
     state: list[int]  # bytes, after each of the first steps and at the end
-    digest: int
-    stats: dict[str, float]
 
 
 def measure(
@@ -91,55 +95,39 @@ def measure(
         for _ in range(WARM_UP_STEPS):
             training.step()
             states[way].append(state_nbytes(training.optimizer))
-    turns = [{way: take_turn(trainings[way], steps) for way in ways} for _ in range(rounds)]
+    turns = take_turns(trainings, rounds, steps)
     return {
         way: Outcome(
-            [turn[way] for turn in turns],
-            [*states[way], state_nbytes(training.optimizer)],
+            turns[way],
             training.digest(),
             training.stats(),
+            [*states[way], state_nbytes(training.optimizer)],
         )
         for way, training in trainings.items()
     }
 
 
 @dataclass(frozen=True)
-class Row:
-    way: str
-    ranks: int
-    link: str
-    ms: float
-    speedup: float  # against DDP + AdamW
+class Row(StepRow):
+    """`speedup` is against DDP + AdamW; state is a fraction of DDP's."""
+
     speedup_of_zero: float  # against ZeroRedundancyOptimizer
-    sent_mb: float  # per rank and step
-    state_first: float  # fractions of DDP's: after the first step,
+    state_first: float  # after the first step
     state_peak: float
     state_end: float
-    replicas_agree: bool
-    stats: dict[str, float]  # of rank 0
 
 
-def rows_of(by_rank: list[dict[str, Outcome]], link: str) -> Iterator[Row]:
-    ways = list(by_rank[0])
-    turns = {way: [one[way].turns for one in by_rank] for way in ways}
-    slowest = {way: training_step.slowest_turns(turns[way]) for way in ways}
-    whole = by_rank[0][BASELINE].state[-1]
-    for way in ways:
-        outcomes = [one[way] for one in by_rank]
-        state = [max(sizes) / whole for sizes in zip(*(one.state for one in outcomes))]
+def rows_of(steps: Steps) -> Iterator[Row]:
+    whole = steps.outcomes(BASELINE)[0].state[-1]
+    for way in steps.ways:
+        sizes = zip(*(one.state for one in steps.outcomes(way)))
+        state = [max(of_ranks) / whole for of_ranks in sizes]
         yield Row(
-            way=way,
-            ranks=len(by_rank),
-            link=link,
-            ms=1e3 * statistics.median(slowest[way]),
-            speedup=median_ratio(slowest[BASELINE], slowest[way]),
-            speedup_of_zero=median_ratio(slowest[TORCH_ZERO], slowest[way]),
-            sent_mb=training_step.sent_mb(turns[way]),
+            **steps.values(way, BASELINE),
+            speedup_of_zero=steps.speedup(way, TORCH_ZERO),
             state_first=state[0],
             state_peak=max(state),
             state_end=state[-1],
-            replicas_agree=len({one.digest for one in outcomes}) == 1,
-            stats=outcomes[0].stats,
         )
 
 
@@ -167,18 +155,18 @@ def print_rows(rows: list[Row]) -> None:
 
 
 class Parts(NamedTuple):
-    """Where a step's time goes on one rank, in seconds."""
+    """Where the time of a step goes on one rank, in seconds."""
 
-    backward: float  # forward included
-    exposed: float  # the end of backward, waiting for gradients; 0 where zcomm does not count it
+    backward: float  # and forward
+    exposed: float  # waiting for gradients at the end of backward; 0 in rows without zcomm
     update: float  # all of optimizer.step() and zero_grad()
-    local: float  # the rank's own optimizer, in update; what is left of that is communication
+    local: float  # the part of update that the rank's own optimizer takes; the rest communicates
 
 
 def profile(
     rank: int, world_size: int, ways: list[str], fused: bool, steps: int
 ) -> dict[str, list[Parts]]:
-    """Runs on every rank: the parts of each step."""
+    """Runs on every rank: returns the parts of each step."""
     trainings = {way: training_of(way, *stack_and_batch(rank), fused) for way in ways}
     clocks = {way: Clock(local(training.optimizer)) for way, training in trainings.items()}
     for training in trainings.values():
@@ -190,7 +178,7 @@ def profile(
 
 
 class Clock:
-    """Takes the time of an optimizer's last step."""
+    """Times an optimizer's last step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.s = 0.0
@@ -211,7 +199,7 @@ def parts_of_step(training: Training, clock: Clock) -> Parts:
     training.backward()
     middle = time.perf_counter()
     exposed = training.stats().get("exposed_s", 0.0) - exposed
-    dist.barrier()  # or one rank's update would hold what another's backward takes longer
+    dist.barrier()  # or a fast rank's update would include the wait for a slow rank's backward
     resumed = time.perf_counter()
     training.update()
     return Parts(middle - start, exposed, time.perf_counter() - resumed, clock.s)
@@ -245,7 +233,7 @@ def main() -> int:
         print_parts(hosts.run(ranks, profile, ways, args.fused, args.rounds * args.steps, **where))
         return 0
     by_rank = hosts.run(ranks, measure, ways, args.fused, args.rounds, args.steps, **where)
-    rows = list(rows_of(by_rank, link))
+    rows = list(rows_of(Steps(by_rank, link)))
     print_rows(rows)
     return measuring.finish(args, about, rows, [one for row in rows for one in checked(row)])
 

@@ -1,0 +1,362 @@
+"""The results tables: the files in benchmarks/results that each one reads, columns and formats."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+Results = dict[str, Any]
+Format = Callable[[Any], str]
+Lines = Iterator[list[str]]
+Column = tuple[str, str, Format]  # head, field of the row, format
+
+
+@dataclass(frozen=True)
+class Table:
+    head: Sequence[str]
+    files: Sequence[str]
+    lines: Callable[..., Lines]
+
+
+# Formats.
+
+
+def code(value: str) -> str:
+    return f"`{value}`"
+
+
+def number(digits: int) -> Format:
+    """None is a dash, and a plain 0 stays one."""
+
+    def formatted(value: float | None) -> str:
+        return "–" if value is None else f"{value:.{digits}f}" if value else "0"
+
+    return formatted
+
+
+def error(value: float) -> str:
+    """0.0092, or 2.8e-6."""
+    if value == 0 or value >= 1e-3:
+        return f"{value:.2g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}"
+
+
+def link(value: str) -> str:
+    return {"1gbit": "1 Gbit/s", "loopback": "loopback"}[value]
+
+
+def codecs(value: str) -> str:
+    """gloo's own, a codec, or local/across."""
+    if value == "gloo":
+        return "gloo's own"
+    local, _, across = value.partition("/")
+    return f"{code(local)}, {code(across)} between hosts" if across else code(local)
+
+
+def step_way(value: str) -> str:
+    names = {"plain DDP": value, "nothing": "no communication", "DDP + AdamW": value}
+    return names.get(value, code(value))
+
+
+def zero_way(value: str) -> str:
+    if not value.startswith("zero "):
+        return value
+    gradients, _, parameters = value.removeprefix("zero ").partition("+")
+    return f"{code(gradients)}, {parameters_way(parameters)}"
+
+
+def parameters_way(codec: str) -> str:
+    return f"parameters {code(codec)}" if codec else "exact parameters"
+
+
+def fsdp_way(value: str) -> str:
+    stage, gradients = value.split(" ")
+    if gradients == "plain":
+        return f"stage {stage}, plain FSDP2"
+    gradients, _, parameters = gradients.partition("+")
+    return f"stage {stage}, {code(gradients)}, {parameters_way(parameters)}"
+
+
+# Kinds of tables.
+
+
+def plain(
+    files: Sequence[str], columns: Sequence[Column], where: Callable[[Row], bool] = lambda row: True
+) -> Table:
+    """A line for each row of the files."""
+
+    def lines(*found: Results) -> Lines:
+        for row in (row for one in found for row in one["rows"] if where(row)):
+            yield [form(row.get(field)) for _, field, form in columns]
+
+    return Table([head for head, *_ in columns], files, lines)
+
+
+def bars(*files: str) -> Table:
+    def lines(*found: Results) -> Lines:
+        for bar in (bar for one in found for bar in one["bars"]):
+            sign = "≤" if bar["most"] else "≥"
+            met = "**missed**" if bar["missed"] else "met"
+            yield [bar["name"], f"{sign} {bar['bar']:g}", f"{bar['measured']:.3g}", met]
+
+    return Table(("bar", "required", "measured", ""), files, lines)
+
+
+def codec_speed(file: str, tasks: dict[str, str]) -> Table:
+    """A line for each codec, a column for each task."""
+
+    def lines(found: Results) -> Lines:
+        values = {row["name"]: row["value"] for row in found["rows"]}
+        names = dict.fromkeys(name.partition(" ")[0] for name in values)
+        for name in names:
+            yield [code(name), *(number(2)(values[f"{name} {task}"]) for task in tasks.values())]
+
+    return Table(("codec", *tasks), (file,), lines)
+
+
+def rivals(*found: Results) -> Lines:
+    against = ("plain torch", "bitsandbytes", "torch.topk")
+    names = [row["name"] for row in found[0]["rows"] if row["name"].endswith(against)]
+    for name in names:
+        rows = [row for one in found for row in one["rows"] if row["name"] == name]
+        values = ["not installed" if row["value"] is None else f"{row['value']:g}" for row in rows]
+        yield [name, *values, f"{rows[0]['bar']:g}"]
+
+
+def ranges(found: Results) -> Lines:
+    for row in found["rows"]:
+        yield [row["name"], f"{row['least']:.2f} to {row['most']:.2f}", f"{row['bar']:.2f}"]
+
+
+def cost_model(found: Results) -> Lines:
+    rows = found["rows"]
+    for codec in dict.fromkeys(row["codec"] for row in rows):
+        mine = [row for row in rows if row["codec"] == codec]
+        times = [f"{row['measured_ms']:.0f} / {row['predicted_ms']:.0f}" for row in mine]
+        yield [codecs(codec), *times]
+
+
+def feedback(row: Row) -> str:
+    if row["feedback"] is None:
+        return "–"
+    names = {False: "without", True: "with"}
+    name = names[row["feedback"]] if row["feedback"] in names else f"decay {row['feedback']}"
+    return name + ", default" * row["is_default"]
+
+
+def convergence(found: Results) -> Lines:
+    for row in found["rows"]:
+        low, high = min(row["differences"]), max(row["differences"])
+        yield [
+            code(row["name"]),
+            feedback(row),
+            str(row["steps"]),
+            str(row["start_step"]),
+            f"{statistics.fmean(row['losses']):.4f}",
+            signed(statistics.fmean(row["differences"])),
+            f"{signed(low)} … {signed(high)}",
+        ]
+
+
+def fsdp_convergence(found: Results) -> Lines:
+    for row in found["rows"]:
+        yield [
+            fsdp_way(row["way"]),
+            f"{statistics.fmean(row['losses']):.4f}",
+            signed(statistics.fmean(row["differences"])),
+            ", ".join(signed(one) for one in row["differences"]),
+        ]
+
+
+def quality(found: Results) -> Lines:
+    for row in found["rows"]:
+        sums = row["sum_error"], row["sum_error_with_feedback"]
+        errors = [error(value) for value in (*row["errors"].values(), *sums)]
+        yield [code(row["codec"]), f"{row['bits']:.3f}", *errors]
+
+
+def codec_costs(quality: Results, converged: Results, speed: Results) -> Lines:
+    """What docs/codecs.md says of each codec."""
+    loss = {
+        row["codec"]: statistics.fmean(row["differences"])
+        for row in reversed(converged["rows"])  # the plain rows come first, and win
+        if row["is_default"] and row["steps"] == 250 and row["name"] == row["codec"]
+    }
+    fraction = {row["name"]: row["value"] for row in speed["rows"]}
+    for row in quality["rows"]:
+        name = row["codec"]
+        yield [
+            code(name),
+            f"{row['bits']:.3f}",
+            f"{32 / row['bits']:.1f}",
+            *(error(value) for value in row["errors"].values()),
+            signed(loss[name]) if name in loss else "–",
+            *(f"{fraction[f'{name} {task}']:.2f}" for task in ("encode+residual", "decode_sum")),
+        ]
+
+
+def headline(steps: Results, zero: Results, fsdp: Results, collectives: Results) -> Lines:
+    """Pairs of rows, plain and with zcomm, of several benchmarks."""
+
+    def pair(what: str, before: Row, after: Row) -> list[str]:
+        ms = [f"{row['ms']:.0f} ms" for row in (before, after)]
+        return [what, *ms, f"{after['speedup']:.2f}×", f"{before['sent_mb']} → {after['sent_mb']}"]
+
+    def by(found: Results, field: str) -> dict[str, Row]:
+        return {row[field]: row for row in found["rows"]}
+
+    ddp, sharded, staged = by(steps, "way"), by(zero, "way"), by(fsdp, "way")
+    for codec in ("int8", "lm4"):
+        yield pair(f"DDP step, `{codec}`", ddp["plain DDP"], ddp[codec])
+    both = sharded["DDP + AdamW"], sharded["zero lm4+lm4"]
+    yield pair("ZeRO step, `lm4` gradients and parameters, against DDP", *both)
+    yield pair("FSDP2 stage 2 step, `lm4` gradients", staged["2 plain"], staged["2 lm4"])
+    both = staged["3 plain"], staged["3 lm4+int8"]
+    yield pair("FSDP2 stage 3 step, `lm4` gradients, `int8` parameters", *both)
+    two = [row for row in collectives["rows"] if row["ranks"] == 2]
+    for kind in ("all_reduce", "reduce_scatter"):
+        own = {row["codec"]: row for row in two if row["kind"] == kind}
+        yield pair(f"{kind} of 100 MB, `lm4`, against gloo's own", own["gloo"], own["lm4"])
+
+
+# The tables.
+
+MS: Column = ("ms", "ms", number(0))
+SENT: Column = ("MB sent", "sent_mb", number(1))
+ZERO: tuple[Column, ...] = (
+    ("gradients, parameters", "way", zero_way),
+    MS,
+    ("against DDP", "speedup", number(2)),
+    ("against ZeroRedundancyOptimizer", "speedup_of_zero", number(2)),
+    SENT,
+    ("optimizer state", "state_peak", number(4)),
+)
+FSDP: tuple[Column, ...] = (
+    ("stage, gradients, parameters", "way", fsdp_way),
+    MS,
+    ("against plain FSDP2", "speedup", number(2)),
+    SENT,
+)
+COLLECTIVES: tuple[Column, ...] = (
+    ("collective", "kind", str),
+    ("codec", "codec", codecs),
+    ("ranks", "ranks", str),
+    MS,
+    ("speed-up", "speedup", number(2)),
+    SENT,
+)
+COST_MODEL = ["", *(f"{hosts} hosts: {mb} MB" for hosts in (2, 4) for mb in (12, 50, 100))]
+ERRORS = ("Gaussian", "Student-t3", "Laplace with outliers")
+
+TABLES = {
+    "headline": Table(
+        ("two hosts, 1 Gbit/s, 25M parameters, AdamW", "plain", "zcomm", "speed-up", "MB sent"),
+        ("training_step_hosts", "zero_hosts", "fsdp_hosts", "collectives_hosts"),
+        headline,
+    ),
+    "demo": plain(
+        ["demo"],
+        [
+            ("", "way", lambda way: "ZeRO, `lm4` both ways" if "+" in way else step_way(way)),
+            ("ms per step", "ms", number(0)),
+            SENT,
+            ("held-out loss", "loss", number(3)),
+        ],
+    ),
+    "codec-costs": Table(
+        ("codec", "bits", "times fewer bytes", *ERRORS, "loss, %", "encode", "decode_sum"),
+        ("codec_quality", "convergence", "codec_speed_avx2"),
+        codec_costs,
+    ),
+    "codec-speed-avx2": codec_speed(
+        "codec_speed_avx2",
+        {
+            "encode with residual": "encode+residual",
+            "encode": "encode",
+            "decode": "decode",
+            "decode_sum of 4": "decode_sum",
+            "bf16 gradient / fp32": "encode+residual, bf16 gradient / fp32",
+            "2 threads: encode": "encode+residual, 2 threads",
+            "2 threads: decode_sum": "decode_sum, 2 threads",
+        },
+    ),
+    "codec-speed-avx512": codec_speed(
+        "codec_speed_avx512",
+        {
+            "encode with residual": "encode+residual",
+            "encode": "encode",
+            "decode": "decode",
+            "decode_sum of 4": "decode_sum",
+            "AVX2: encode with residual": "encode+residual, avx2",
+            "AVX2: decode_sum of 4": "decode_sum, avx2",
+            "bf16 gradient / fp32": "encode+residual, bf16 gradient / fp32",
+        },
+    ),
+    "codec-speed-rivals": Table(
+        ("times as fast", "AVX2", "AVX-512", "bar"),
+        ("codec_speed_avx2", "codec_speed_avx512"),
+        rivals,
+    ),
+    "codec-speed-ranges": Table(
+        ("row", "range over three runs", "bar"), ("codec_speed_ranges",), ranges
+    ),
+    "collectives-hosts": plain(
+        ["collectives_hosts"], [*COLLECTIVES, ("share of the line", "line_share", number(2))]
+    ),
+    "collectives-loopback": plain(["collectives"], COLLECTIVES),
+    "collectives-bars": bars("collectives_hosts", "collectives"),
+    "collectives-two-hops": plain(
+        ["collectives_two_hops"],
+        [
+            *(column for column in COLLECTIVES if column[0] not in ("ranks", "MB sent")),
+            ("against one hop of `lm4`", "against_one_hop", number(2)),
+            ("MB between hosts", "sent_mb", number(1)),
+        ],
+    ),
+    "two-hops-bars": bars("collectives_two_hops"),
+    "training-step": plain(
+        ["training_step_hosts", "training_step"],
+        [
+            ("link", "link", link),
+            ("", "way", step_way),
+            MS,
+            ("speed-up", "speedup", number(2)),
+            ("exposed ms", "exposed_ms", number(0)),
+            ("of plain DDP's", "exposed_share", number(2)),
+            SENT,
+        ],
+    ),
+    "training-step-bars": bars("training_step_hosts", "training_step", "training_memory"),
+    "zero": plain(["zero_hosts", "zero"], [("link", "link", link), *ZERO]),
+    "zero-bars": bars("zero_hosts", "zero"),
+    "zero-hosts": plain(["zero_hosts"], ZERO, lambda row: "int8" not in row["way"]),
+    "fsdp": plain(["fsdp_hosts"], FSDP),
+    "fsdp-hosts": plain(["fsdp_hosts"], FSDP, lambda row: "none" not in row["way"]),
+    "fsdp-bars": bars("fsdp_hosts", "fsdp_convergence"),
+    "fsdp-convergence": Table(
+        ("stage, gradients, parameters", "loss", "to plain FSDP2, %", "seeds, %"),
+        ("fsdp_convergence",),
+        fsdp_convergence,
+    ),
+    "cost-model": Table(COST_MODEL, ("cost_model",), cost_model),
+    "monitor-cost": bars("monitor_cost"),
+    "convergence": Table(
+        ("codec", "feedback", "steps", "start_step", "loss", "to fp32, %", "seeds, %"),
+        ("convergence",),
+        convergence,
+    ),
+    "convergence-bars": bars("convergence"),
+    "codec-quality": Table(
+        ("codec", "bits per element", *ERRORS, "sum of 200 gradients", "with feedback"),
+        ("codec_quality",),
+        quality,
+    ),
+}
