@@ -25,6 +25,7 @@ from zcomm.report.finding import OK, PROBLEM, Finding, guarded, say, show
 NAMES = [
     "zcomm",
     "torch",
+    "internals",
     "backends",
     "processor",
     "kernels",

@@ -42,9 +42,9 @@ class Corner:
 
 def absence(names: Iterable[str]) -> str:
     lost = ", ".join(name for name in names if not _is_there(name))
-    if not lost:
-        return ""
-    return f"torch {torch.__version__} has no {lost}, which zcomm needs; install torch 2.13"
+    if lost:
+        return f"torch {torch.__version__} has no {lost}, which zcomm needs; install torch 2.13"
+    return ""
 
 
 def _stand_in(names: Iterable[str]) -> Any:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import zcomm
-from zcomm import kernels
+from zcomm import kernels, torch_private
 from zcomm.cli.doctor import self_test
 from zcomm.conformance import gpu_tools
 from zcomm.kernels import KERNELS_VARIABLE
@@ -84,6 +84,17 @@ def check_torch() -> Finding:
         remedy = f"Install a newer torch: pip install 'torch>={least}'."
         return Finding(PROBLEM, [f"{text}; expected {least} or later"], remedy, details)
     return Finding(OK, [text], details=details)
+
+
+def check_private() -> Finding:
+    """Whether this torch has the private names that zcomm uses. Without FSDP's, DDP still works."""
+    lost = torch_private.missing()
+    if not lost:
+        return Finding(OK, ["all private names of torch that zcomm uses are there"])
+    lines = [f"{corner}: {text}" for corner, text in lost.items()]
+    if lost.keys() == {"fsdp"}:
+        return Finding(NOTE, lines, details=dict(lost))
+    return Finding(PROBLEM, lines, "Install the torch that zcomm is tested with: 2.13.", dict(lost))
 
 
 def check_backends() -> Finding:
@@ -164,6 +175,7 @@ _REINSTALL = (
 CHECKS: dict[str, Callable[[], Finding]] = {
     "zcomm": check_installation,
     "torch": check_torch,
+    "internals": check_private,
     "backends": check_backends,
     "processor": check_processor,
     "kernels": check_kernels,
