@@ -18,7 +18,7 @@ from typing import Any
 
 from zcomm.codecs import codec
 from zcomm.conformance import contract, vectors
-from zcomm.report.finding import OK, PROBLEM, Finding, guarded, say, show
+from zcomm.report.finding import PROBLEM, Finding, guarded, say, show
 from zcomm.report.usage import Paragraphs, UsageError, expect_writable
 from zcomm.selftest import damage, device, engine, exactness, graphs, speed
 from zcomm.selftest.tally import DO_NOT_TRAIN, Scope
@@ -99,21 +99,15 @@ def _json(environment: dict[str, str], found: dict[str, Finding], right: bool) -
     return json.dumps({"right": right, "environment": environment, "parts": parts}, indent=1)
 
 
-def check_vectors(scope: Scope) -> Finding:
-    whole = vectors.load()
-    wrong = vectors.differences(whole, scope.subject.kernels, scope.subject.device)
-    details = {"vectors": len(whole["vectors"]), "wrong": wrong}
-    if wrong:
-        lines = [f"expected the checked-in bytes, got others for {text}" for text in wrong[:5]]
-        return Finding(PROBLEM, lines, DO_NOT_TRAIN, details)
-    return Finding(OK, [f"{len(whole['vectors'])} test vectors, byte for byte"], "", details)
+def _check_vectors(scope: Scope) -> Finding:
+    return vectors.check({scope.subject.kernels: scope.subject.device}, DO_NOT_TRAIN)
 
 
 PARTS: dict[str, Callable[[Scope], Finding]] = {
     "contract": exactness.check_contract,
     "layouts": exactness.check_layouts,
     "damage": damage.check,
-    "vectors": check_vectors,
+    "vectors": _check_vectors,
     "graph": graphs.check,
     "engine": engine.check,
     "speed": speed.check,

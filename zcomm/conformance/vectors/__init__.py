@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from zcomm.codecs import codec
+from zcomm.report.finding import OK, PROBLEM, Finding
 from zcomm.wire.header import WireError
 
 PATH = Path(__file__).parent / "vectors.json"
@@ -56,6 +58,24 @@ def made(
         "residual": words(residual),
         "decoded": words(decoded),
     }
+
+
+def check(kernel_sets: Mapping[str, torch.device], remedy: str) -> Finding:
+    """Whether kernel sets on their devices make the vectors, byte for byte."""
+    whole = load()
+    wrong = {name: differences(whole, name, device) for name, device in kernel_sets.items()}
+    count = len(whole["vectors"])
+    details = {"vectors": count, "kernels": wrong}
+    lines = [
+        f"{name}: expected the checked-in bytes, got others for {found[0]} "
+        f"({len(found)} of {count})"
+        for name, found in wrong.items()
+        if found
+    ]
+    if lines:
+        return Finding(PROBLEM, lines, remedy, details)
+    text = f"{count} test vectors, byte for byte, on {', '.join(wrong)}"
+    return Finding(OK, [text], details=details)
 
 
 def differences(whole: dict[str, Any], kernels: str, device: torch.device = CPU) -> list[str]:
