@@ -153,7 +153,7 @@ lint-docs: docs
 
 # A link or a name that leads nowhere is an error.
 docs: $(VENV)/tools ## build the site of docs/ in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/tools ## rewrite the files as ruff and clang-format want them
 	$(BIN)/ruff check --fix .
