@@ -1,7 +1,7 @@
 """Lightning: `Trainer(strategy="ddp", callbacks=[Compress(codec="lm4")])`.
 
-A strategy's own `ddp_comm_hook` is registered on CUDA only, silently; a callback meets the wrapped
-model everywhere, when fit begins.
+Lightning registers a strategy's `ddp_comm_hook` on CUDA only, without saying so. A callback gets
+the wrapped model on every device, when fit begins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError:
 class Compress(Registration, Callback):  # type: ignore[misc]
     """Compresses the gradients of `Trainer.fit`; see Registration for the arguments.
 
-    A checkpoint has the residuals of all ranks, which rank 0 gathers when it is saved.
+    A checkpoint has the residuals of all ranks; rank 0 gathers them when it is saved.
     """
 
     def __init__(self, codec: Any = "lm4", **settings: Any) -> None:
@@ -41,7 +41,7 @@ class Compress(Registration, Callback):  # type: ignore[misc]
         return "zcomm.Compress"
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before Lightning loads a checkpoint: nothing stays of one that was loaded earlier."""
+        """Runs before Lightning loads a checkpoint: forgets an earlier one."""
         self._saved = ()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -51,7 +51,7 @@ class Compress(Registration, Callback):  # type: ignore[misc]
         if getattr(strategy, "_ddp_comm_hook", None) is not None:
             raise ValueError(
                 "Compress: expected a strategy without ddp_comm_hook, got one: torch allows one "
-                "hook for each model; leave ddp_comm_hook= or the callback away"
+                "hook per model; remove ddp_comm_hook= or the callback"
             )
         self.register(strategy.model, getattr(strategy.precision_plugin, "scaler", None))
         self.load(self._mine())
@@ -61,7 +61,7 @@ class Compress(Registration, Callback):  # type: ignore[misc]
             self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks, on rank 0: Lightning writes no other rank's. A collective."""
+        """A collective: the states of all ranks, on rank 0, the only one Lightning saves."""
         if self._handle is None:
             return {}
         first, mine = dist.get_rank() == 0, self._handle.state_dict()
@@ -70,7 +70,7 @@ class Compress(Registration, Callback):  # type: ignore[misc]
         return {"ranks": everyone or []}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Kept until fit has wrapped the model."""
+        """Keeps it until fit has wrapped the model."""
         ranks = state_dict.get("ranks")
         if not ranks:
             raise ValueError(
@@ -80,7 +80,7 @@ class Compress(Registration, Callback):  # type: ignore[misc]
         self._saved = ranks
 
     def _mine(self) -> Mapping[str, Any] | None:
-        """This rank's state; one of other ranks, if there are more of them now, is refused."""
+        """This rank's state. A new rank takes the last one's; residuals in it are refused."""
         if not self._saved:
             return None
         return self._saved[min(dist.get_rank(), len(self._saved) - 1)]

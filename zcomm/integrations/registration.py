@@ -1,4 +1,4 @@
-"""Registration: what the callbacks of all frameworks have in common."""
+"""Registration: what the callbacks of all frameworks share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from zcomm.torch_private.ddp import uncompiled
 class Registration:
     """Compresses the gradients of the model that a framework wraps when training starts.
 
-    Takes the settings of zcomm.compress, and checks them at once. `scaler` is found by itself, if
-    the framework has one. With `resume=False` training starts without the residuals that a
-    checkpoint has.
+    Takes the settings of zcomm.compress and checks them at once. Finds the framework's `scaler`,
+    if there is one. With `resume=False` training ignores the residuals in a checkpoint.
     """
 
     def __init__(
@@ -33,16 +32,16 @@ class Registration:
 
     @property
     def handle(self) -> Handle:
-        """What zcomm.compress returned: of the last training that was started."""
+        """What zcomm.compress returned for the last training that was started."""
         if self._handle is None:
             raise RuntimeError(
                 "Compress.handle: expected a training that has started, got none: the framework "
-                "wraps the model then; read it in or after training"
+                "wraps the model when training starts; read it during or after training"
             )
         return self._handle
 
     def register(self, model: Any, scaler: Any) -> None:
-        """Compresses `model`, unless it is the one of the training before."""
+        """Compresses `model`, unless the previous training did."""
         if self._model is not None and self._model() is model:
             return
         self.close()
@@ -51,7 +50,7 @@ class Registration:
         self._model = weakref.ref(model)
 
     def load(self, saved: Mapping[str, Any] | None) -> None:
-        """Goes on from a state of the handle; one without residuals fits any codec and world."""
+        """Resumes from a handle's state. Without residuals it fits any codec and world size."""
         if saved is None or not self.resume:
             return
         if not any(saved["residuals"].values()):
@@ -61,12 +60,12 @@ class Registration:
             self.handle.load_state_dict(saved)
         except ValueError as error:
             raise ValueError(
-                f"Compress: expected a checkpoint whose residuals fit, got this: {error}; or use "
-                "Compress(..., resume=False), which starts without them"
+                f"Compress: expected a checkpoint whose residuals fit, got this: {error}; to start "
+                "without them, use Compress(..., resume=False)"
             ) from error
 
     def close(self) -> None:
-        """Ends the engine of the last training; the handle still says what it did."""
+        """Stops the engine of the last training; the handle keeps its statistics."""
         self._model = None
         if self._handle is not None:
             self._handle.close()
@@ -76,6 +75,6 @@ def expect_ddp(model: Any, what: str, remedy: str) -> None:
     """Refuses a model that the framework did not wrap in DistributedDataParallel."""
     if not isinstance(uncompiled(model), DistributedDataParallel):
         raise ValueError(
-            f"Compress: expected a model that is trained with DistributedDataParallel, got {what}: "
-            f"zcomm compresses its gradients, no others'; {remedy}"
+            f"Compress: expected a model wrapped in DistributedDataParallel, got {what}; zcomm "
+            f"compresses no other gradients: {remedy}"
         )

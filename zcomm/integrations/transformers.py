@@ -1,7 +1,7 @@
 """Hugging Face: `Trainer(..., callbacks=[Compress(codec="lm4")])`.
 
-The Trainer hands callbacks the model without its DistributedDataParallel, and no way to the
-checkpoint it resumes from. Both are known to its method train(), from which it calls them.
+The Trainer gives callbacks neither the DistributedDataParallel model nor the checkpoint it resumes
+from. Its method train(), which calls them, knows both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError as error:
 class Compress(Registration, TrainerCallback):  # type: ignore[misc]
     """Compresses the gradients of `Trainer.train`; see Registration for the arguments.
 
-    Each rank saves its residuals beside the rest of a checkpoint: `zcomm_rank0.pt` and so on.
+    Each rank saves its residuals in the checkpoint's folder: `zcomm_rank0.pt` and so on.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -46,9 +46,11 @@ class Compress(Registration, TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.save_only_model or state.is_hyper_param_search:
-            return  # Such a checkpoint is not for resuming.
+            return  # nobody resumes from such a checkpoint
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        folder.mkdir(parents=True, exist_ok=True)  # without a common disk, each host has its own
+        folder.mkdir(
+            parents=True, exist_ok=True
+        )  # each host has its own folder if they share no disk
         path = _file_in(folder, dist.get_rank())
         unfinished = path.with_suffix(".unfinished")
         torch.save(self.handle.state_dict(), unfinished)
@@ -56,7 +58,7 @@ class Compress(Registration, TrainerCallback):  # type: ignore[misc]
 
 
 def _training() -> tuple[Any, str | None]:
-    """The Trainer whose train() is under way in this thread, and what it resumes from."""
+    """The Trainer whose train() is running in this thread, and the checkpoint it resumes from."""
     for frame in _callers():
         trainer, name = frame.f_locals.get("self"), "resume_from_checkpoint"
         if isinstance(trainer, Trainer) and name in frame.f_locals:
@@ -79,9 +81,9 @@ def _file_in(folder: Path, rank: int) -> Path:
 
 
 def _saved_in(folder: Path) -> Any:
-    """This rank's state; None if the checkpoint was made without zcomm.
+    """This rank's state; None if the checkpoint was saved without zcomm.
 
-    A rank that is new takes the first one's: it fits if there are no residuals.
+    A new rank takes rank 0's, which fits if it has no residuals.
     """
     candidates = (_file_in(folder, rank) for rank in (dist.get_rank(), 0))
     path = next((path for path in candidates if path.exists()), None)

@@ -1,13 +1,13 @@
-"""Figures of each layer: how large its gradient is, and how much of it an encoding leaves out.
+"""Figures of each layer: the size of its gradient, and how much of it encoding leaves out.
 
     g                  this rank's own gradient of a parameter, as it enters the hook
-    e                  this rank's residual of it (first hop), if there is feedback
-    x = g / W + e      what is encoded on W ranks
+    e                  this rank's residual of it (first hop), with feedback
+    x = g / W + e      what this rank of W encodes
     grad_norm          ‖g‖
     residual_norm      ‖e‖ after the step
     compression_error  ‖x − decode(encode(x))‖ / ‖x‖
 
-It reads gradients and residuals and writes to memory of its own: no bit of training changes.
+This only reads gradients and residuals: no bit of the training changes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from zcomm.ddp.compressor import DdpCompressor
 from zcomm.sharding.chunks import Chunk
 from zcomm.torch_private import foreach
 
-# fp32 sums of so many squares are good to 1e-6; longer tensors are summed from parts, in fp64.
+# fp32 sums of this many squares are good to 1e-6. Longer tensors are summed in parts, in fp64.
 _EXACT_NUMEL = 1 << 16
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A parameter in one step, on this rank. Norms are L2, of gradients without a loss scale.
+    """A parameter in one step, on this rank. Norms are L2; a loss scale is divided out.
 
-    grad_norm          of this rank's own gradient as it enters the hook: not averaged yet
+    grad_norm          of this rank's own gradient as it enters the hook, before averaging
     residual_norm      of this rank's residual after the step, in units of the mean gradient, as in
-                       `handle.state_dict()["residuals"]["sent"]`; None where there is no feedback
+                       `handle.state_dict()["residuals"]["sent"]`; None without feedback
     compression_error  ‖x − decoded‖ / ‖x‖ of what this rank encoded: x is its gradient / W, plus
-                       its residual from before the step. 0 where nothing is lost: uncompressed
-                       parameters, and a single rank, which sends nothing
+                       its residual from before the step. 0 if nothing is lost: for uncompressed
+                       parameters, and on a single rank, which sends nothing
     """
 
     grad_norm: float
@@ -49,7 +49,7 @@ class Layer:
 
 
 class Squares(NamedTuple):
-    """Sums of squares over a parameter or many: g, x, and what was left out of x."""
+    """Sums of squares over one or more parameters: of g, of x, and of what x lost."""
 
     grad: float = 0.0
     encoded: float = 0.0
@@ -63,7 +63,7 @@ class Squares(NamedTuple):
 
 
 class LayerFigures:
-    """The layers of one step, filled bucket by bucket before the engine gets them."""
+    """The layers of one step, measured bucket by bucket before the engine gets them."""
 
     def __init__(self, compressor: DdpCompressor) -> None:
         self._compressor = compressor
@@ -71,9 +71,9 @@ class LayerFigures:
 
     @torch.no_grad()
     def take(self, parts: Sequence[Part], buffer: Tensor) -> None:
-        """Measures the gradients of a bucket, and encodes them once more to see what is left out.
+        """Measures a bucket's gradients, and encodes them once more to see what is left out.
 
-        Chunk by chunk, so that it takes no more memory than three chunks.
+        It goes chunk by chunk, so it needs no more memory than three chunks.
         """
         side = self._compressor.feedback.side
         for part in parts:
@@ -107,7 +107,7 @@ class LayerFigures:
             self._squares[key] = self._squares[key].plus(Squares(*values))
 
     def _left_out(self, chunk: Chunk, x: Tensor, encoded: Sequence[float]) -> list[float]:
-        """The squares of what the wire leaves out of each segment."""
+        """For each segment, the sum of squares of what the wire leaves out."""
         layout = chunk.packed
         lossy = [piece.item.codec.name != "none" for piece in chunk.pieces]
         if not any(lossy) or self._compressor.engine is None or not isinstance(layout, Layout):
@@ -116,14 +116,14 @@ class LayerFigures:
         threads = self._compressor.settings.threads
         layout.encode(x, Residuals(layout, left), verify=False, threads=threads)
         found = squares(torch.split(left, [s.numel for s in layout.segments]))
-        # Blocks with NaN or Inf leave their residual, here zeros, as it was.
+        # Blocks with NaN or Inf do not change their residual, which is zero here.
         for i, v in enumerate(encoded):
             if lossy[i] and not math.isfinite(v):
                 found[i] = math.nan
         return found
 
     def finish(self) -> tuple[Layer, dict[str, Layer]]:
-        """After the step: all layers as if they were one, and each by its parameter's name."""
+        """After the step: all layers together, and each by its parameter's name."""
         scale, residuals = self._compressor.scale, self._residual_norms()
         layers = {
             name: Layer(math.sqrt(found.grad) / scale, residuals.get(name), found.error())

@@ -1,22 +1,22 @@
-"""Monitors: what compression does to a run, while it runs.
+"""Monitors show what compression does while training runs.
 
     zcomm.monitor.Log(handle)                          a line every 50 steps, on rank 0
     zcomm.monitor.TensorBoard(handle, SummaryWriter()) bytes, times, memory; norms of each layer
-    zcomm.monitor.Callback(handle, print)              a Sample, for whatever else
+    zcomm.monitor.Callback(handle, print)              passes a Sample to any function
 
-`handle` is what zcomm.compress returned, or a zcomm.ZeroOptimizer. A monitor is of this rank alone:
-make it on rank 0 or on as many ranks as you like. Nothing is sent, and no bit of training changes.
-Most steps cost it a few additions; every `layers_every`-th step takes longer, because each gradient
+`handle` is what zcomm.compress returned, or a zcomm.ZeroOptimizer. A monitor covers this rank only:
+create it on rank 0 or on any ranks you like. It sends nothing and changes no bit of the training.
+Most steps cost it a few additions. Every `layers_every`-th step takes longer, because each gradient
 is read and encoded once more.
 
-A monitor stays as long as its model, or until detach(); `with zcomm.monitor.Log(handle):` detaches
-it at the end. An error in it, in a callback say, is raised by the backward() that it came from, as
-it is and after DDP is done: training can go on.
+A monitor lives as long as its model, or until detach(); `with zcomm.monitor.Log(handle):` detaches
+it at the end. An error in it, say in a callback, is raised unchanged by backward(), after DDP has
+finished: training can continue.
 
-torch.profiler shows zcomm's work as ranges: on the thread of backward() `zcomm::hook` (a bucket is
-handed over), `zcomm::exposed` (the wait at the end) and, in a ZeroOptimizer's step(),
-`zcomm::gather_parameters`; on zcomm's own thread `zcomm::encode`, `zcomm::send`, `zcomm::wait`,
-`zcomm::decode_sum`, `zcomm::encode_own` and `zcomm::decode`. torch looks at that thread if told so:
+torch.profiler shows zcomm's work as ranges. On backward()'s thread: `zcomm::hook` (handing over a
+bucket), `zcomm::exposed` (the wait at the end) and, in a ZeroOptimizer's step(),
+`zcomm::gather_parameters`. On zcomm's own thread: `zcomm::encode`, `zcomm::send`, `zcomm::wait`,
+`zcomm::decode_sum`, `zcomm::encode_own` and `zcomm::decode`. torch must be told to profile it:
 
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(experimental_config=config) as profiler: ...
@@ -49,10 +49,10 @@ _M = TypeVar("_M", bound="Monitor")
 
 
 class Monitor(ABC):
-    """Reports a Sample every `every` steps; a subclass says to whom, and calls attach().
+    """Reports a Sample every `every` steps; a subclass says where, and calls attach().
 
-    Steps whose number is a multiple of `layers_every` have the figures of all layers (None: no
-    step has), and are reported too.
+    Steps whose number is a multiple of `layers_every` include the figures of all layers and are
+    reported too. With None, no step does.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Monitor(ABC):
         if layers_every is not None:
             self._layers_every = arguments.count(layers_every, "layers_every", least=1)
         compressor = compressor_of(handle)
-        # Weak: neither a model nor its engine stays for the sake of a monitor.
+        # Weak, so that a monitor keeps neither a model nor its engine alive.
         self._compressor = weakref.ref(compressor)
         self._figures: LayerFigures | None = None
         self._meter = Meter(compressor)
@@ -72,16 +72,18 @@ class Monitor(ABC):
     def report(self, sample: Sample) -> None: ...
 
     def attach(self) -> None:
-        """From the next step on."""
+        """Starts reporting with the next step."""
         compressor = self._compressor()
         ddp = compressor and compressor.ddp()
         if compressor is None or ddp is None:
-            raise RuntimeError("monitor: expected the handle of a model, got one that is gone")
+            raise RuntimeError(
+                "monitor: expected the handle of a live model, got one whose model is gone"
+            )
         ddp.__dict__.setdefault(_ON_MODEL, _Kept()).append(self)
         compressor.observers.add(self)
 
     def detach(self) -> None:
-        """Reports nothing any more."""
+        """Stops reporting."""
         compressor = self._compressor()
         ddp = compressor and compressor.ddp()
         self._figures = None
@@ -96,7 +98,7 @@ class Monitor(ABC):
     def __exit__(self, *_: object) -> None:
         self.detach()
 
-    # What the compressor tells.
+    # Called by the compressor.
 
     def take_bucket(self, index: int, parts: Sequence[Part], buffer: Tensor) -> None:
         if index == 0:
@@ -120,10 +122,10 @@ class Monitor(ABC):
 
 
 class Callback(Monitor):
-    """Calls `fn` with a Sample every `every` steps; every `layers_every` steps it has layers.
+    """Calls `fn` with a Sample every `every` steps, and with layers every `layers_every` steps.
 
-    It is called at the end of backward(), before the optimizer's step. On one rank only it must
-    not call collectives.
+    The call comes at the end of backward(), before the optimizer's step. Unless all ranks have the
+    callback, `fn` must not call collectives.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class TensorBoard(Monitor):
     """Writes `zcomm/wire_bytes`, `zcomm/layer/<name>/compression_error` and so on to a writer.
 
     `writer` is a torch.utils.tensorboard.SummaryWriter, or anything with add_scalar(tag, value,
-    step); None: this rank writes nothing. Closing it is the caller's.
+    step). With None this rank writes nothing. The caller closes the writer.
     """
 
     def __init__(
@@ -173,11 +175,11 @@ class TensorBoard(Monitor):
 
 
 class Log(Monitor):
-    """A line every `every` steps, on rank 0 or on all.
+    """A line every `every` steps, on rank 0 or on all ranks.
 
-    It goes to `write`; without one to the logger "zcomm", level INFO, and to stdout if logging has
-    not been set up. Now and then, at most every 100 steps, a line has the norm of the gradient, the
-    compression error and the norm of the residual, of all layers as if they were one.
+    Lines go to `write` or, by default, to the logger "zcomm" at level INFO, or to stdout if logging
+    is not set up. At most every 100 steps a line also has the norms of gradient and residual and
+    the compression error, over all layers together.
     """
 
     def __init__(
@@ -192,7 +194,7 @@ class Log(Monitor):
             got = arguments.describe(write)
             raise TypeError(f"write: expected a function of a line, such as print, got {got}")
         every = arguments.count(every, "every", least=1)
-        # The least multiple: every line that has norms is one that is due.
+        # The smallest multiple of `every`, so that lines with norms come when lines are due.
         super().__init__(handle, every, every * -(-_LAYERS_EVERY // every))
         self._write = write or _log
         self._all_ranks = all_ranks
@@ -230,7 +232,7 @@ def _log(line: str) -> None:
 
 
 def compressor_of(handle: Any) -> DdpCompressor:
-    handle = getattr(handle, "handle", handle)  # a ZeroOptimizer's, a HookState's
+    handle = getattr(handle, "handle", handle)  # of a ZeroOptimizer or a HookState
     compressor = getattr(handle, "_compressor", None)
     if not isinstance(compressor, DdpCompressor):
         raise TypeError(
@@ -241,7 +243,7 @@ def compressor_of(handle: Any) -> DdpCompressor:
 
 
 class _Kept(list[Monitor]):
-    """The monitors of a model, which keeps them alive; a copy of the model has none."""
+    """A model keeps its monitors alive in this list. A copy of the model has none."""
 
     def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
         return _Kept, ()

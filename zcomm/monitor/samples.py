@@ -1,4 +1,4 @@
-"""Sample: what a monitor tells of the steps since its last one, and how that is measured."""
+"""Sample: what a monitor reports about the steps since its last report."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from zcomm.monitor.layer_figures import Layer, LayerFigures
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on this rank at the end of backward(), in the words of zcomm.plan.
+    """Bytes on this rank at the end of backward(), named as in zcomm.plan.
 
-    parameters   the model's, frozen ones too
-    residuals    what compression left out so far
-    buffers      the engine's, for chunks under way
+    parameters   the model's, including frozen ones
+    residuals    what compression has left out so far
+    buffers      the engine's, for chunks in flight
     core         what the native core holds in this process, for all models
     optimizer    with ZeRO: the state of this rank's shards; otherwise None
     masters      with ZeRO: fp32 copies of what this rank owns; otherwise None
@@ -38,21 +38,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class Sample:
-    """This rank's steps since the last sample, and its figures of the last one.
+    """This rank's steps since the last sample.
 
-    step           how many steps there were in all; a step is one synchronized backward()
-    steps          how many of them are in this sample; what follows is their mean
-    step_s         from the end of one backward() to that of the next, by the clock
+    step           how many steps there have been; a step is one synchronized backward()
+    steps          how many of them this sample covers; the values below are their means
+    step_s         wall time from the end of one backward() to the end of the next
     raw_bytes      what an uncompressed run would have sent; wire_bytes: what was sent
-    encode_s, wait_s, decode_s   of the engine's thread, which works beside backward()
-    exposed_s      how long backward() had to wait for it at its end
-    memory         now
+    encode_s, wait_s, decode_s   of the engine's thread, which runs alongside backward()
+    exposed_s      how long backward() waited for the engine at its end
+    memory         at this moment
 
-    With ZeRO bytes and times are those of parameters, too.
+    With ZeRO, bytes and times include those of parameters.
 
-    grad_norm, residual_norm, compression_error, layers   of the last step, where they were
-                   measured (`layers_every`): of all layers as if they were one, and of each by
-                   the name of its parameter. See Layer. Otherwise None, and no layers
+    grad_norm, residual_norm, compression_error, layers   of the last step, if it was measured
+                   (`layers_every`): over all layers together, and for each by its parameter's
+                   name; see Layer. Otherwise None, and no layers
     """
 
     rank: int
@@ -73,11 +73,11 @@ class Sample:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes were sent; nan if none were."""
+        """How many times fewer bytes were sent; NaN if none were sent."""
         return self.raw_bytes / self.wire_bytes if self.wire_bytes else math.nan
 
     def scalars(self) -> dict[str, float]:
-        """Everything by name: "wire_bytes", "memory/buffers", "layer/<name>/grad_norm", ..."""
+        """All values by name: "wire_bytes", "memory/buffers", "layer/<name>/grad_norm", ..."""
         found = {"ratio": self.ratio} if self.wire_bytes else {}
         found |= _numbers(self, "", leave_out=("rank", "step", "steps"))
         found |= _numbers(self.memory, "memory/")
@@ -91,7 +91,7 @@ def _numbers(of: Any, prefix: str, leave_out: tuple[str, ...] = ()) -> dict[str,
     return {f"{prefix}{name}": v for name, v in values if isinstance(v, (int, float))}
 
 
-# Totals that a sample has the mean of.
+# Totals that a sample averages over its steps.
 _TOTALS = ("raw_bytes", "wire_bytes", "encode_s", "wait_s", "decode_s", "exposed_s")
 
 
@@ -108,7 +108,7 @@ class Meter:
         self._steps += 1
 
     def sample(self, compressor: DdpCompressor, figures: LayerFigures | None) -> Sample:
-        """What happened since the last one; at least one step."""
+        """Covers the steps since the last sample; there must be at least one."""
         steps, before, totals = self._steps, self._totals, compressor.stats()
         means = {n: (getattr(totals, n) - getattr(before, n)) / steps for n in _TOTALS}
         step_s = (perf_counter() - self._started) / steps

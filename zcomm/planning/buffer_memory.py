@@ -1,7 +1,7 @@
-"""The engine's buffers, before there is an engine: those of the largest chunks that will pass.
+"""The engine's buffers, predicted from the largest chunks that it will see.
 
-Chunks of a large model are made of a sample of its parameters: of each size and codec enough to
-fill a chunk. So a plan for billions of parameters takes no longer than one for millions.
+For a large model the chunks come from a sample of its parameters: for each size and codec, enough
+to fill a chunk. So a plan for billions of parameters takes no longer than one for millions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from zcomm.sharding.settings import PLAIN, Settings
 from zcomm.zero.parameter_gather import gathered_codec, is_in_place
 from zcomm.zero.shards import Shard
 
-# topk's candidates in csrc/cpu/topk.cpp: room for all elements of a chunk, while it is encoded.
+# topk's candidates in csrc/cpu/topk.cpp: room for all elements of a chunk while encoding it.
 _TOPK_SCRATCH_NBYTES = 4
-# A model of so many chunks, or fewer, is no sample.
+# A model with this many chunks or fewer is not sampled.
 _FEW_CHUNKS = 2 * SLOTS
 
 Named = dict[str, Tensor]
@@ -32,7 +32,7 @@ MakeShards = Callable[[Named, Mapping[str, Item]], list[Shard]]
 
 
 class BufferBytes(NamedTuple):
-    """Bytes that stay, and those while a chunk is encoded; elements of the longest chunk."""
+    """Lasting bytes, bytes while encoding a chunk, and elements of the longest chunk."""
 
     nbytes: int
     encode_nbytes: int
@@ -40,12 +40,12 @@ class BufferBytes(NamedTuple):
 
 
 class ChunkUse(NamedTuple):
-    """A chunk, and the bytes that pass through the engine's shard and stage for it."""
+    """A chunk, and the bytes it needs in the engine's shard and stage buffers."""
 
     chunk: Chunk
     shard_nbytes: int
     stage_nbytes: int
-    copies: int  # how many slots meet such a chunk: all of them, if it comes step after step
+    copies: int  # how many slots see such a chunk: all of them if it comes every step
 
 
 class Traffic(NamedTuple):
@@ -57,7 +57,7 @@ class Traffic(NamedTuple):
     world_size: int
 
     def gradients(self, named: Named, bucket: Named, sharded: bool) -> Iterator[ChunkUse]:
-        """The first bucket that DDP hands over has all parameters; `bucket` comes in every step."""
+        """DDP's first bucket has all parameters; `bucket` comes in every step."""
         some = self._sample(named, self.settings)
         if some is named:
             yield from self._in_bucket(named, sharded, 1)
@@ -98,7 +98,7 @@ class Traffic(NamedTuple):
         return list(make_chunks(placed, self.rank, self.world_size, size, raw))
 
     def _sample(self, named: Named, codecs: Settings) -> Named:
-        """All parameters if they are few; else of each kind as many as fill a chunk."""
+        """All parameters if they are few; otherwise, of each kind, enough to fill a chunk."""
         some: Named = {}
         taken: Counter[object] = Counter()
         size = self.settings.chunk_size(self.world_size).numel
@@ -116,7 +116,7 @@ class Traffic(NamedTuple):
 
 
 def buffers_of(gradients: Sequence[ChunkUse], parameters: Sequence[ChunkUse]) -> BufferBytes:
-    """The engine's slots grow to the largest chunks, its shard and its stage to the largest one."""
+    """Slots grow to the largest chunks; the shard and stage buffers to the largest one."""
     passing = [*gradients, *parameters]
     wires = [p.chunk.wire.wire_nbytes for p in passing for _ in range(p.copies)]
     rows = [

@@ -1,4 +1,4 @@
-"""What a codec costs the processor, measured as the engine uses it: chunk after chunk."""
+"""CPU time of a codec, measured the way the engine uses it: chunk after chunk."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch import Tensor
 
 from zcomm import codecs
 
-# A chunk of the engine, and enough of them that none is in a cache when it is read.
+# The engine's chunk, and enough of them that none is still in a cache when it is read.
 CHUNK_NUMEL = 1 << 20
 CHUNKS = 16
-# Sums of so many wires give the cost of a sum and that of each wire in it.
+# Sums of a few and of many wires give the cost of a sum and of each wire in it.
 FEW, MANY = 2, 4
 
 
 class CodecCost(NamedTuple):
-    """Seconds of the processor, for each element."""
+    """CPU seconds per element."""
 
     encode_s: float
     decode_s: float
-    sum_s: float  # of decode_sum, whatever the number of wires
-    sum_wire_s: float  # and for each of its wires
+    sum_s: float  # of decode_sum, for any number of wires
+    sum_wire_s: float  # in addition, for each wire
 
     def summed_s(self, wires: int) -> float:
         return self.sum_s + self.sum_wire_s * wires
 
 
 def measure_costs(rank: int, world_size: int, specs: list[str]) -> dict[str, CodecCost]:
-    """Runs on every rank, at the same time: they share memory and caches, as in a collective."""
+    """Runs on every rank at once: they share memory and caches, as in a collective."""
     source = torch.randn(CHUNKS * CHUNK_NUMEL, generator=torch.Generator().manual_seed(rank))
-    target = torch.zeros_like(source)  # its pages are there: a target is used step after step
+    target = torch.zeros_like(source)  # touches its pages: a real target is reused every step
     return {spec: cost_of(spec, source, target) for spec in specs}
 
 
@@ -64,7 +64,7 @@ def cost_of(spec: str, source: Tensor, target: Tensor) -> CodecCost:
 
 
 def typical_s(call: Callable[[int], object]) -> float:
-    """Over all chunks. The lower quartile: what others do on the machine only adds to a time."""
+    """The lower quartile over all chunks: other load only makes calls slower."""
     seconds = []
     for i in range(CHUNKS):
         start = time.perf_counter()

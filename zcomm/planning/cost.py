@@ -1,11 +1,11 @@
-"""The cost model: how long a collective takes, and how much of it a training step cannot hide.
+"""The cost model: how long a collective takes.
 
     line      = bytes that leave the host / the host's bandwidth
     processor = codec + messages + chunks + bytes in and out, on the cores that ranks share
     time      = latency + longer of the two + (u + (1 - u) / chunks) · shorter of the two
 
-`u` is the part of the shorter one that the pipeline of chunks does not hide. With one chunk nothing
-overlaps. docs/bandwidth.md derives this, and how the numbers of a profile are found.
+`u` is the part of the shorter one that the chunk pipeline does not hide. A single chunk overlaps
+nothing. docs/bandwidth.md derives the model and says how a profile is fitted.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ KINDS = tuple(ENCODINGS)
 # In place of a codec: the backend's own collective, uncompressed.
 OWN = ""
 FORMAT = "zcomm cost model 1"
-# TCP and Ethernet leave so much of a line to what is sent; for profiles that have seen no line.
+# The share of a link left after TCP and Ethernet overhead, if a profile has not measured it.
 USUAL_EFFICIENCY = 0.95
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the model knows of a machine. Seconds are of one core, unless they say otherwise."""
+    """What the model knows about a machine. Seconds are CPU time of one core unless noted."""
 
-    about: dict[str, Any]  # where and how it was fitted
+    about: dict[str, Any]  # where it was fitted
     cores: int
-    latency_s: float  # of a collective, besides all that follows
-    chunk_s: float  # for each chunk and hop
-    message_s: float  # for each message, sent and received
-    wire_s: float  # for each byte, sent and received
+    latency_s: float  # of a collective, besides everything below
+    chunk_s: float  # per chunk and hop
+    message_s: float  # per message, sent and received
+    wire_s: float  # per byte, sent and received
     unhidden: float  # u
     bytes_per_s: float  # of the link
-    efficiency: float  # that, as a part of the link's nominal rate
-    own_step_s: float  # of the backend's own all_reduce, for each of its 2(W - 1) steps
+    efficiency: float  # bytes_per_s relative to the nominal rate
+    own_step_s: float  # of the backend's own all_reduce, per each of its 2(W - 1) steps
     own_wire_s: float
     codecs: dict[str, CodecCost]
 
@@ -63,16 +63,16 @@ class Profile:
 
 
 class Cluster(NamedTuple):
-    """Where ranks run: how they share links, and how they share processors.
+    """How ranks share links and processors.
 
-    Hosts that are namespaces of one machine have a link each and all ranks on one processor.
+    Emulated hosts have a link each, but all their ranks share one machine's processor.
     """
 
     world_size: int
     ranks_per_link: int
     ranks_per_machine: int
     cores: int  # of a machine
-    bytes_per_s: float  # of a host's link, for what is sent
+    bytes_per_s: float  # that a host's link sends
 
 
 class Estimate(NamedTuple):
@@ -83,14 +83,14 @@ class Estimate(NamedTuple):
 
 
 def all_on_one(profile: Profile, world_size: int) -> Cluster:
-    """Ranks like those of a fit: each with a link, all on this machine."""
+    """Ranks as in a fit: each with its own link, all on this machine."""
     return Cluster(world_size, 1, world_size, profile.cores, profile.bytes_per_s)
 
 
 def estimate(
     profile: Profile, kind: str, numel: int, spec: str, cluster: Cluster, itemsize: int = 4
 ) -> Estimate:
-    """One collective of `numel` elements; `itemsize` counts for the backend's own only."""
+    """One collective of `numel` elements; `itemsize` matters for the backend's own only."""
     if cluster.world_size < 2:
         return Estimate(0.0, 0.0, 0.0, 1)
     if spec == OWN:
@@ -110,20 +110,20 @@ def overlapped(a: float, b: float, unhidden: float, chunks: int) -> float:
 
 
 def _own_estimate(profile: Profile, nbytes: int, cluster: Cluster) -> Estimate:
-    """The backend's all_reduce, a ring: from each host one rank sends to the next host."""
+    """The backend's all_reduce, a ring: one rank of each host sends to the next host."""
     world_size = cluster.world_size
     sent = 2 * nbytes * (world_size - 1) / world_size
     one_host = cluster.ranks_per_link >= world_size
     line_s = 0.0 if one_host else sent / cluster.bytes_per_s
     processor_s = profile.own_wire_s * sent * max(1.0, cluster.ranks_per_machine / cluster.cores)
     steps_s = 2 * (world_size - 1) * profile.own_step_s
-    # A ring works in many small steps: nearly all of the shorter part is hidden.
+    # A ring takes many small steps, which hide nearly all of the shorter part.
     s = steps_s + overlapped(line_s, processor_s, profile.unhidden, 1 << 20)
     return Estimate(s, line_s, processor_s, 1)
 
 
 class Load(NamedTuple):
-    """What one rank has to do for a collective."""
+    """What one rank does in a collective."""
 
     spec: str
     world_size: int
@@ -158,7 +158,7 @@ def load_of(kind: str, numel: int, spec: str, world_size: int) -> Load:
 
 
 def cpu_parts(profile: Profile, load: Load) -> tuple[float, float]:
-    """Seconds of the engine's thread, and of the threads that move its bytes."""
+    """CPU seconds of the engine's thread, and of the threads that move its bytes."""
     messages = load.chunks * load.hops * (load.world_size - 1)
     engine_s = codec_s(profile.cost(load.spec), load) + load.chunks * load.hops * profile.chunk_s
     return engine_s, messages * profile.message_s + load.sent * profile.wire_s
@@ -182,10 +182,10 @@ def load(path: Path) -> Profile:
     try:
         values = json.loads(path.read_text())
         if values.pop("format", None) != FORMAT:
-            raise ValueError("no format of this version")
+            raise ValueError("the format of another version")
         return from_values(values)
     except OSError as error:
-        raise UsageError(f"expected a profile that can be read, got {path}: {error}") from error
+        raise UsageError(f"expected a readable profile, got {path}: {error}") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UsageError(
             f"expected a profile written by `zcomm bench --fit`, got {path} ({error})"

@@ -1,4 +1,4 @@
-"""The profile of `zcomm plan` where the user has none.
+"""The profile that `zcomm plan` uses by default.
 
 Written by `python benchmarks/cost_model.py --write-default`.
 """

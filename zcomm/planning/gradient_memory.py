@@ -1,4 +1,4 @@
-"""Gradients under DDP: its buckets, as it will make them, and what autograd makes besides."""
+"""Gradients under DDP: its buckets, and the gradients autograd creates besides them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Named = dict[str, Tensor]
 
 
 class LocalGradients:
-    """What autograd makes besides DDP's buckets: all of it, or, for their views, one at a time.
+    """What autograd allocates besides DDP's buckets: all gradients or, with views, one at a time.
 
-    `whole` is alive at the end of the first backward() and `kept` after it; `in_bucket` until a
-    later bucket is handed over; `bucket` has the parameters of the largest one.
+    `whole` is alive at the end of the first backward(), `kept` after it, and `in_bucket` until a
+    later bucket is handed over. `bucket` has the parameters of the largest bucket.
     """
 
     def __init__(self, trained: Named, bucket_cap_mb: float | None, views: bool) -> None:
@@ -30,7 +30,7 @@ class LocalGradients:
 
 
 def _bucket_limits(bucket_cap_mb: Any) -> list[int]:
-    """Of DDP's first bucket, and of the others."""
+    """The size limits of DDP's first bucket and of the others."""
     if bucket_cap_mb is None:
         return [FIRST_BUCKET_BYTES, _BUCKET_CAP_MB * 2**20]
     if isinstance(bucket_cap_mb, bool) or not isinstance(bucket_cap_mb, (int, float)):
@@ -42,7 +42,7 @@ def _bucket_limits(bucket_cap_mb: Any) -> list[int]:
 
 
 def _largest_bucket(trained: Named, limits: list[int]) -> Named:
-    """As DDP makes them in its second iteration, of gradients in the order of their arrival."""
+    """The largest of DDP's buckets from the second iteration on, in order of arrival."""
     names = list(trained)[::-1]
     if not names:
         return {}

@@ -1,7 +1,7 @@
-"""plan: the memory of a training run, before it is started.
+"""zcomm.plan: the memory of a training run, before it starts.
 
-Everything is computed with what the run itself uses: owners, chunks, shards and residuals are made
-of parameters without memory (torch's meta device), and their bytes are added up.
+It runs the code of the run itself: it builds owners, chunks, shards and residuals from parameters
+without storage (torch's meta device) and adds up their bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zcomm.zero.parameter_gather import needs_master
 from zcomm.zero.shards import GradientShards, Shard
 
 Named = dict[str, Tensor]
-# A number of parameters stands for this many tensors of one size.
+# A parameter count stands for this many tensors of equal size.
 _TENSORS = 64
 
 
@@ -36,18 +36,17 @@ _TENSORS = 64
 class MemoryPlan:
     """Bytes on one rank.
 
-    parameters   the model's, frozen ones too
+    parameters   the model's, including frozen ones
     gradients    DDP's buckets; with ZeRO also the sums that this rank owns
     optimizer    its state
-    masters      fp32 copies of what this rank owns, where parameters are not the truth
-    residuals    what compression left out so far
-    buffers      for chunks under way
-    transient    what the worst moment of a step has on top: local gradients, the optimizer's own
+    masters      fp32 copies of what this rank owns, if parameters are gathered with loss
+    residuals    what compression has left out so far
+    buffers      for chunks in flight
+    transient    the extra at the peak of a step: local gradients, the optimizer's temporaries
 
-    `total` is alive between steps (after zero_grad), `peak` is the most at any moment, from the
-    first step on. Activations and the model's own buffers are not in it, nor is what torch, gloo
-    and Python need for themselves. Gradients accumulated with no_sync() are alive in whole until
-    they are sent; that is not in it either.
+    `total` is in use between steps (after zero_grad); `peak` is the maximum from the first step on.
+    Not included: activations, the model's own buffers, what torch, gloo and Python need, and
+    gradients accumulated with no_sync(), which stay in full until they are sent.
     """
 
     parameters: int
@@ -177,7 +176,7 @@ class _Run:
         return buffers_of(list(gradients), list(parameters))
 
     def _residuals(self, longest_chunk: int) -> int:
-        """Of what this rank sends, and, where it sends the sums as well, of those."""
+        """Of what this rank sends and, without ZeRO, of the sums it sends back."""
         modes = {name: self.settings.mode(item.codec) for name, item in self.items.items()}
         numel = 0
         for name, item in self.items.items():
@@ -203,7 +202,7 @@ class _Run:
 def _optimizer_nbytes(
     kind: Any, options: Mapping[str, Any], tensors: list[Tensor], flat: bool
 ) -> tuple[int, int]:
-    """Bytes of the state for these tensors, and of what a step needs on top of it."""
+    """Bytes of the state for these tensors, and of a step's temporaries."""
     if flat:
         try_on_parts(kind, options, {})
     state = step = 0
@@ -239,7 +238,7 @@ def _sums_nbytes(shards: list[Shard]) -> int:
 
 
 def _parameters(model: Any, dtype: torch.dtype | str | None) -> tuple[Named, Named]:
-    """All parameters, and those that are trained, without their memory."""
+    """All parameters, and the trained ones, without storage."""
     dtype = None if dtype is None else arguments.dtype_of(dtype, "dtype")
     if isinstance(model, nn.Module):
         module = uncompiled(model)

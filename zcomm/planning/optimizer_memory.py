@@ -1,7 +1,7 @@
-"""What an optimizer holds, found out by letting it take steps on small tensors.
+"""The memory of an optimizer, measured by letting it take steps on small tensors.
 
-Its state is alive between steps. What a step itself needs on top is alive for one parameter at a
-time, next to the leftovers of the one before it; or, with foreach=True, for all of them at once.
+Its state lives between steps. A step's temporaries live for one parameter at a time, next to what
+is left of the previous one; or, with foreach=True, for all parameters at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zcomm.torch_private.tensors import DispatchMode, storage_key, tree_leaves
 
 _SIDE = 48  # the small tensors are square: some optimizers want matrices
 _NUMEL = _SIDE * _SIDE
-_STEPS = 2  # the second one has nothing left to set up
+_STEPS = 2  # the first one also sets up the state
 _KNOWN = {
     name.lower(): found
     for name, found in vars(torch.optim).items()
@@ -28,12 +28,12 @@ _KNOWN = {
 
 
 class OptimizerMemory(NamedTuple):
-    """Bytes of the state, and of what a step needs on top."""
+    """Bytes of the state, and of a step's temporaries."""
 
     per_element: float
     per_parameter: int
-    step_alone: float  # per element of the parameter that is being updated
-    step_before: float  # per element of the one before it
+    step_alone: float  # per element of the parameter being updated
+    step_before: float  # per element of the previous one
     step_all: float  # per element of all parameters together
 
     def state_nbytes(self, sizes: Sequence[int]) -> int:
@@ -46,7 +46,7 @@ class OptimizerMemory(NamedTuple):
 
 
 def optimizer_class(optimizer: Any) -> Any:
-    """A class of torch.optim, from itself or its name in any case."""
+    """A class of torch.optim, given as itself or by name, in any case."""
     if isinstance(optimizer, str):
         if optimizer.lower() not in _KNOWN:
             raise ValueError(
@@ -65,7 +65,7 @@ def optimizer_class(optimizer: Any) -> Any:
 def optimizer_memory(
     kind: Any, options: Mapping[str, Any], dtype: torch.dtype, flat: bool
 ) -> OptimizerMemory:
-    """For parameters of this dtype; `flat`: they are one-dimensional, as shards are."""
+    """For parameters of this dtype; `flat` means one-dimensional, as shards are."""
 
     def needed(sizes: Sequence[int]) -> float:
         trial.restart([torch.zeros(n if flat else (n // _SIDE, _SIDE), dtype=dtype) for n in sizes])
@@ -105,7 +105,7 @@ class _Trial:
         self.most_nbytes = counter.most
 
     def state(self) -> tuple[float, int]:
-        """Bytes of the state of a parameter: for each of its elements, and for the whole."""
+        """Bytes of a parameter's state: per element, and per parameter."""
         elements, whole = 0, 0
         p = self._optimizer.param_groups[0]["params"][0]
         for key, value in self._optimizer.state[p].items():
@@ -125,7 +125,7 @@ class _Trial:
 
 
 class _MemoryCounter(DispatchMode):  # type: ignore[misc]
-    """Counts the memory of all tensors that are made inside of it, as long as they live."""
+    """Counts the memory of all tensors created in its context, while they live."""
 
     def __init__(self) -> None:
         super().__init__()

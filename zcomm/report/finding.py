@@ -1,4 +1,4 @@
-"""What a check of `zcomm doctor` found, and how it reads."""
+"""The result of a check, and how it is printed."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Finding:
 
 
 def guarded(check: Callable[[], Finding]) -> Finding:
-    """A check that fails by itself is a problem with a reason, and the next one goes on."""
+    """Reports a check that raises as a problem, so that the next one can run."""
     try:
         return check()
     except Exception as error:
         what = reason(f"{type(error).__name__}: {error}")
-        remedy = f"Find out why the check failed ({what}); if it is zcomm's fault, report it."
+        remedy = f"Find out why the check failed ({what}). If it is a bug in zcomm, report it."
         return Finding(PROBLEM, [f"the check failed: {what}"], remedy, {"error": str(error)})
 
 
 def reason(text: str) -> str:
-    """The first line that says something."""
+    """The first line that is not blank."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
 
 
 def show(name: str, finding: Finding) -> str:
-    """A finding as lines that fit the terminal: its state, its name, then text."""
+    """State, name and text, wrapped to fit the terminal."""
     margin = " " * (_STATE_WIDTH + _NAME_WIDTH)
     wrapped = [part for line in finding.lines for part in _wrap(line, len(margin))]
     head = f"{finding.state:<{_STATE_WIDTH}}{name:<{_NAME_WIDTH}}"
@@ -57,13 +57,13 @@ def show_remedies(remedies: list[str]) -> Iterator[str]:
 def _wrap(line: str, margin: int, hanging: int = 2) -> list[str]:
     columns = shutil.get_terminal_size().columns
     width = min(max(columns, _NARROWEST), _WIDEST) - margin
-    # A path or a command is cut only if it is longer than a line.
+    # Break a path or a command only if it is longer than a line.
     return textwrap.wrap(line, width, subsequent_indent=" " * hanging, break_on_hyphens=False) or [
         ""
     ]
 
 
 def say(text: str) -> None:
-    """Prints what the terminal's encoding has; the rest, of names and messages, as escapes."""
+    """Prints characters that the terminal's encoding lacks as escapes."""
     encoding = sys.stdout.encoding or "ascii"
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)

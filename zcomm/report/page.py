@@ -1,7 +1,7 @@
-"""Reports as one HTML file: no script, no font and no picture from elsewhere.
+"""Reports as one HTML file, without external scripts, fonts or images.
 
-`page` gives the whole document. Its parts are made here and by plot.py; everything else that is
-handed over is text, and is escaped.
+`page` returns the document. Its parts come from here and from plot.py; all other arguments are
+plain text and are escaped.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 
 
 def page(title: str, about: Mapping[str, object], parts: Sequence[str]) -> str:
-    """The document: the parts, and at its end `about`: where and how it was measured."""
+    """The document: the parts, then `about`, which says where and how it was measured."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -84,7 +84,7 @@ def page(title: str, about: Mapping[str, object], parts: Sequence[str]) -> str:
             '<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
-            # Without an icon of its own, a browser would ask a server for one.
+            # Without an icon, browsers would request one from a server.
             '<link rel="icon" href="data:,">',
             f"<title>{escape(title)}</title>",
             f"<style>{style()}</style>",
@@ -102,7 +102,7 @@ def page(title: str, about: Mapping[str, object], parts: Sequence[str]) -> str:
 
 
 def section(heading: str, text: str, *bodies: str) -> str:
-    """A heading, paragraphs (a blank line between them), then plots and tables side by side."""
+    """A heading, paragraphs (separated by blank lines), then plots and tables side by side."""
     paragraphs = [f"<p>{escape(one)}</p>" for one in text.split("\n\n") if one.strip()]
     inside = [framed(body) for body in bodies]
     shown = [f'<div class="bodies">{"".join(inside)}</div>'] if inside else []
@@ -118,7 +118,7 @@ def table(
     left: int = 1,
     marked: int | None = None,
 ) -> str:
-    """The first `left` columns are words, the others numbers; `marked` is the row to look at."""
+    """The first `left` columns are words, the others numbers; `marked` is highlighted."""
     head = "".join(cell("th", name, i < left) for i, name in enumerate(headings))
     body = []
     for number, row in enumerate(rows):
@@ -129,7 +129,7 @@ def table(
 
 
 def tiles(facts: Sequence[tuple[str, str]]) -> str:
-    """What a report comes down to: each a figure and what it is."""
+    """The headline figures of a report, each with what it means."""
     each = [
         f'<div class="tile"><b>{escape(figure)}</b><span>{escape(words)}</span></div>'
         for figure, words in facts
@@ -150,7 +150,7 @@ def cell(tag: str, value: object, words: bool) -> str:
 
 
 def framed(body: str) -> str:
-    """Tables and tiles have their frames."""
+    """Frames a plot; tables and tiles have their own frames."""
     return f'<figure class="card">{body}</figure>' if body.startswith("<svg") else body
 
 

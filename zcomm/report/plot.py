@@ -1,4 +1,4 @@
-"""Plots as SVG text: lines over a linear or logarithmic scale, and bars."""
+"""Plots as SVG text: lines on linear or logarithmic axes, and bars."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from zcomm.report.svg import GRID, INK, MUTED, Scale
 
 WIDTH, HEIGHT = 400, 320
 MARGIN = 14
-# The first are Okabe and Ito's, which differ for color-blind readers too; those for a dark page
-# are lighter. A ninth series has the first color again, with dashes.
+# The first are Okabe and Ito's, which color-blind readers can tell apart; those for dark pages are
+# lighter. The ninth series reuses the first color, dashed.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#5b5b5b", "#e69f00", "#8c5a2b", "#7a4fbf")
 ON_DARK = ("#56b4e9", "#f08a3c", "#2fc79a", "#e39ac4", "#b8bec6", "#f0c040", "#c99a6b", "#b394f0")
 DASHES = ("none", "5 3", "2 2")
-MOST_DOTS = 40  # a line of more points has none
-STITCH = 12  # length of the colors that alternate where lines lie on each other
+MOST_DOTS = 40  # lines with more points have no dots
+STITCH = 12  # length of the alternating colors where lines overlap
 
 Show = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one line. Those that are not finite, or have no logarithm, are left out."""
+    """The points of one line. Those not finite or without a logarithm are left out."""
 
     name: str
     xs: Sequence[float]
@@ -102,7 +102,7 @@ def bars(
 
 
 def side_by_side(plots: Sequence[str], *, name: str) -> str:
-    """One picture of several, on white, to be shown by itself."""
+    """Several plots in one picture, on a white background."""
     gap = 24
     width = len(plots) * (WIDTH + gap) + gap
     parts = [svg.rectangle(0, 0, width, HEIGHT + gap, svg.PAPER, round=8)]
@@ -112,7 +112,7 @@ def side_by_side(plots: Sequence[str], *, name: str) -> str:
 
 
 def number(value: float) -> str:
-    """As short as a tick must be: 0.25, 1500, 20k, 3M."""
+    """Short, for ticks: 0.25, 1500, 20k, 3M."""
     if not math.isfinite(value):
         return str(value)
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -132,7 +132,7 @@ def finite(one: Series, log: bool) -> Series:
 def axis(values: Sequence[float], log: bool, room: float = 0) -> Axis:
     """From the smallest to the largest value, and a share `room` more at both ends."""
     low, high = min(values, default=1.0), max(values, default=10.0)
-    if math.isclose(low, high, rel_tol=1e-6):  # ticks between them would all read the same
+    if math.isclose(low, high, rel_tol=1e-6):  # all ticks between them would read the same
         half = abs(low) / 2 or 0.5
         low, high = (low / 2, high * 2) if log else (low - half, high + half)
     elif log:
@@ -153,7 +153,7 @@ def even_ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 between them where few fit; even ticks over less than that."""
+    """Powers of ten, with 2 and 5 between them if few fit; even ticks for short ranges."""
     if high / low < 5:
         return even_ticks(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -167,7 +167,7 @@ def heading(title: str) -> str:
 
 
 def legend(names: Sequence[str]) -> tuple[str, float]:
-    """The key to the colors, in as many rows as it takes, and where it ends."""
+    """The legend, in as many rows as it needs, and where it ends."""
     parts, x, y = [], float(MARGIN), 44.0
     for i, name in enumerate(names):
         width = 22 + svg.text_width(name)
@@ -200,7 +200,7 @@ def frame(
         half = svg.text_width(number(tick), 11) / 2
         at = min(x(tick), right + MARGIN - half)
         grid.append(svg.line(x(tick), bottom, x(tick), bottom + 4))
-        if at - half > end + 4:  # else it would touch the one before
+        if at - half > end + 4:  # otherwise it would touch the previous one
             words.append(svg.text(at, bottom + 17, number(tick), anchor="middle", size=11))
             end = at + half
     grid.append(svg.line(left, bottom, right, bottom))
@@ -220,7 +220,7 @@ def draw(index: int, one: Series, x: Scale, y: Scale) -> str:
 
 
 def stitches(index: int, count: int, one: Series, x: Scale, y: Scale) -> str:
-    """Its share of a long line on which others may lie: else only the last would be seen."""
+    """Redraws its share of a long line: where lines overlap, only the last would be visible."""
     if len(one.xs) <= MOST_DOTS or dashes(index) != "none":
         return ""
     points = [(x(a), y(b)) for a, b in zip(one.xs, one.ys)]

@@ -1,4 +1,4 @@
-"""How far a training in several ways is: a picture that changes on a terminal, else plain lines."""
+"""Progress of trainings that take turns: redrawn on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zcomm.report.table import Table
 
 PLAIN_EVERY_S = 5.0
 UP_AND_CLEAR = "\x1b[{}A\x1b[J"
-# Nearest to the first colors of the plots among those of a terminal.
+# The terminal colors nearest to the first colors of the plots.
 COLORS = (32, 166, 36, 175)
 SPEED_WIDTH = 16
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Of one way, over the last few steps."""
+    """Of one variant, over the last few steps."""
 
     loss: float
     tokens_per_s: float
@@ -36,7 +36,7 @@ class Progress:
         self.table = Table(["step", *names], [9, *[13] * len(names)])
 
     def show(self, done: int, steps: int | None, standings: Sequence[Standing | None]) -> None:
-        """`done`: by all ways. `steps` is None while nobody knows how many there will be."""
+        """`done`: steps that all variants have done. `steps` is None while not yet known."""
         if self.live:
             self.draw(done, steps, standings)
         elif done > self.last_done and (done == steps or self.is_time()):
@@ -50,7 +50,7 @@ class Progress:
         self, done: int, steps: int | None, standings: Sequence[Standing | None]
     ) -> None:
         if not self.last_done:
-            self.write("Loss and tokens/s, mean of the last steps:\n" + self.table.heading())
+            self.write("Loss and tokens/s, mean of the last few steps:\n" + self.table.heading())
         self.last_plain = time.monotonic()
         cells = [f"{one.loss:.3f} {one.tokens_per_s:5.0f}/s" for one in standings if one]
         self.write(self.table.row([f"{done}/{steps}" if steps else str(done), *cells]))
@@ -69,11 +69,11 @@ class Progress:
 
     def bar_line(self, done: int, steps: int | None, width: int) -> str:
         if steps is None:
-            return f"step {done}: measuring how many steps there is time for"[:width]
+            return f"step {done}: measuring how many steps fit in the time"[:width]
         elapsed = time.monotonic() - self.start
         left = f"about {elapsed * (steps - done) / done:.0f} s left" if done else ""
         if done == steps:
-            left = "held-out text next"
+            left = "testing on held-out text"
         words = f"step {done} of {steps}"
         room = max(0, width - len(words) - len(left) - 4)
         full = round(room * done / steps)
@@ -84,7 +84,7 @@ class Progress:
     def way_line(
         self, number: int, name: str, one: Standing | None, fastest: float, width: int
     ) -> str:
-        """Its loss, and its speed also as a bar."""
+        """The loss, and the speed as a bar and a number."""
         name_width = max(map(len, self.names))
         if one is None:
             return name.ljust(name_width)
@@ -112,5 +112,5 @@ class Progress:
 def terminal_width(stream: TextIO) -> int:
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):  # no terminal, or no file at all
+    except (OSError, ValueError):  # not a terminal, or not a file
         return 80

@@ -1,8 +1,7 @@
-"""The shapes that plots are drawn with, as SVG text.
+"""The shapes of plots, as SVG text.
 
-Nothing here or in plot.py needs a style sheet: every color is an attribute, so that a picture is
-the same in a page, in an <img> and in an editor. A page can change the colors of `group`s, by
-their classes: attributes give way to style sheets.
+Pictures need no style sheet: every color is an attribute, so that they look the same in a page, in
+an <img> and in an editor. A page's style sheet can override the colors of a `group` by its class.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ Scale = Callable[[float], float]
 def scale(
     low: float, high: float, start: float, end: float, shape: Scale = lambda value: value
 ) -> Scale:
-    """Takes low to start and high to end, evenly in `shape`: a logarithm, for example."""
+    """Maps low to start and high to end, evenly after `shape`, such as a logarithm."""
     first, span = shape(low), shape(high) - shape(low)
     return lambda value: start + (end - start) * (shape(value) - first) / span
 
 
 def document(width: float, height: float, parts: Iterable[str], *, name: str, about: str) -> str:
-    """A whole picture. `name` and `about` are for those who hear it."""
+    """A whole picture. `name` and `about` are for screen readers."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" '
@@ -42,7 +41,7 @@ def document(width: float, height: float, parts: Iterable[str], *, name: str, ab
 
 
 def group(kind: str, color: str, parts: Iterable[str]) -> str:
-    """Shapes of one color; a style sheet finds them by their class."""
+    """Shapes of one color; style sheets find them by class."""
     return f'<g class="{kind}" color="{color}">{"".join(parts)}</g>'
 
 
@@ -77,7 +76,7 @@ def polyline(
     dashes: str = "none",
     dashes_from: float = 0,
 ) -> str:
-    """A line through the points, in pieces where one is missing (not finite)."""
+    """A line through the points, interrupted where a point is not finite."""
     pieces: list[list[str]] = [[]]
     for x, y in points:
         if math.isfinite(x) and math.isfinite(y):
@@ -106,5 +105,5 @@ def text(
 
 
 def text_width(words: str, size: float = 12) -> float:
-    """About as wide as that is, whatever the font; rather more than less."""
+    """An estimate for any font, rather too wide than too narrow."""
     return 0.58 * size * len(words)

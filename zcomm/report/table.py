@@ -1,4 +1,4 @@
-"""Tables on the terminal: plain text, numbers to the right, no control codes."""
+"""Tables for the terminal: plain text, numbers right-aligned, no control codes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class Table:
-    """A table of known widths, whose rows can be printed as they come."""
+    """A table of known widths, whose rows can be printed as they arrive."""
 
     def __init__(self, headings: Sequence[str], widths: Sequence[int], left: int = 1) -> None:
-        """The first `left` columns are words. A column is as wide as its heading at least."""
+        """The first `left` columns are left-aligned. Columns fit their headings."""
         self.headings, self.left = headings, left
         self.widths = [max(width, len(name)) for width, name in zip(widths, headings, strict=True)]
 
@@ -25,7 +25,7 @@ class Table:
 
 
 def whole(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table whose rows are all there."""
+    """The whole table, from all its rows."""
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(len(headings))]
     table = Table(headings, widths, left)
     return "\n".join([table.heading(), *map(table.row, rows)])

@@ -19,7 +19,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second, in the words of tc: 1gbit is 1e9."""
+    """Bits per second, as tc writes them: 1gbit is 1e9."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit|bit/s|bps)", text.strip().lower())
     if not found or float(found[1]) <= 0:
         raise UsageError(f"expected a rate such as 1gbit or 500mbit, got {text!r}")
@@ -27,7 +27,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """A number of things: 25_000_000, 7e9, 7B, 350M."""
+    """A count: 25_000_000, 7e9, 7B, 350M."""
     found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", text.strip().lower())
     number = float(found[1].replace("_", "")) * _DECIMAL[found[2]] if found else 0.0
     if number < 1:
