@@ -1,6 +1,5 @@
 """torch.distributed below its collectives: stores, backends, and process groups made by hand."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,13 +14,9 @@ missing = _corner.missing
 Gloo: Any = _corner.bind("torch.distributed.ProcessGroupGloo")
 PrefixStore: Any = _corner.bind("torch.distributed.distributed_c10d.PrefixStore")
 # The store through which ranks met.
-default_store: Callable[[], Any] = _corner.bind(
-    "torch.distributed.distributed_c10d._get_default_store"
-)
+default_store: Any = _corner.bind("torch.distributed.distributed_c10d._get_default_store")
 # A group's method: also of those that torch.distributed does not know.
-all_to_all: Callable[[Any], Callable[..., Any]] = _corner.reader(
-    "torch.distributed.ProcessGroup.alltoall_base"
-)
+all_to_all: Any = _corner.reader("torch.distributed.ProcessGroup.alltoall_base")
 
 
 @_corner.needs("torch.distributed.distributed_c10d._world.pg_map")

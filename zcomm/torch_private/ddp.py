@@ -19,9 +19,7 @@ IGNORE_CALL = f"DistributedDataParallel.{_IGNORE}(module, [name])"
 # The size of DDP's first bucket, unless bucket_cap_mb is given.
 FIRST_BUCKET_BYTES: int = _corner.bind("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES")
 # Takes tensors and the buckets' size limits; returns the indices of tensors, by bucket, and sizes.
-assign_buckets: Callable[..., Any] = _corner.bind(
-    "torch.distributed._compute_bucket_assignment_by_size"
-)
+assign_buckets: Any = _corner.bind("torch.distributed._compute_bucket_assignment_by_size")
 ignored_names: Callable[[Any], Collection[str]] = _corner.reader(f"{_DDP}.parameters_to_ignore")
 # Also those that the module does not name any more.
 reduced_parameters: Callable[[Any], Sequence[Tensor]] = _corner.reader(f"{_DDP}._module_parameters")

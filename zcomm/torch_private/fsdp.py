@@ -15,7 +15,10 @@ from zcomm.torch_private.ddp import uncompiled_name
 from zcomm.torch_private.probe import Corner
 
 _FSDP = "torch.distributed.fsdp._fully_shard"
+_STATE = f"{_FSDP}._fsdp_state.FSDPState"
+_PARAM = f"{_FSDP}._fsdp_param.FSDPParam"
 _GROUP = f"{_FSDP}._fsdp_param_group.FSDPParamGroup"
+_MESH = f"{_FSDP}._fsdp_common.HSDPMeshInfo"
 _CHECKPOINTED = "_checkpoint_wrapped_module"
 _corner = Corner(
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper._CHECKPOINT_WRAPPED_MODULE"
@@ -29,19 +32,13 @@ TorchAllGather: Any = _corner.bind(f"{_FSDP}._fsdp_collectives.DefaultAllGather"
 TorchReduceScatter: Any = _corner.bind(f"{_FSDP}._fsdp_collectives.DefaultReduceScatter")
 
 _ShardedMesh: Any = _corner.bind(f"{_FSDP}._fsdp_common.FSDPMeshInfo")
-_ReplicatedMesh: Any = _corner.bind(f"{_FSDP}._fsdp_common.HSDPMeshInfo")
+_ReplicatedMesh: Any = _corner.bind(_MESH)
 _divide_factors: Any = _corner.bind(f"{_FSDP}._fsdp_collectives._get_gradient_divide_factors")
 
-# What fully_shard made for a module; the modules of one call share it.
-state_of: Callable[[Any], Callable[[], Any]] = _corner.reader(
-    f"{_FSDP}._fully_shard.FSDPModule._get_fsdp_state"
-)
-modules_of: Callable[[Any], Sequence[nn.Module]] = _corner.reader(
-    f"{_FSDP}._fsdp_state.FSDPState._modules"
-)
-groups_of: Callable[[Any], Sequence[Any]] = _corner.reader(
-    f"{_FSDP}._fsdp_state.FSDPState._fsdp_param_groups"
-)
+# A method: what fully_shard made for a module; the modules of one call share it.
+state_of: Any = _corner.reader(f"{_FSDP}._fully_shard.FSDPModule._get_fsdp_state")
+modules_of: Callable[[Any], Sequence[nn.Module]] = _corner.reader(f"{_STATE}._modules")
+groups_of: Callable[[Any], Sequence[Any]] = _corner.reader(f"{_STATE}._fsdp_param_groups")
 params_of: Callable[[Any], Sequence[Any]] = _corner.reader(f"{_GROUP}.fsdp_params")
 
 
@@ -51,11 +48,8 @@ def _all(owner: str, names: str) -> list[str]:
 
 @_corner.needs(
     "torch.Tensor._post_accumulate_grad_hooks",
-    *_all(
-        f"{_FSDP}._fsdp_param.FSDPParam",
-        "_orig_size padded_sharded_param_size fsdp_placement is_dtensor sharded_param "
-        "offload_to_cpu _sharded_local_tensor _module_info",
-    ),
+    *_all(_PARAM, "_orig_size padded_sharded_param_size fsdp_placement is_dtensor _module_info"),
+    *_all(_PARAM, "sharded_param offload_to_cpu _sharded_local_tensor"),
 )
 class Param:
     """A parameter, and how FSDP cuts it."""
@@ -90,11 +84,8 @@ class Param:
     *_all(_GROUP, "mesh_info device modules mp_policy comm_ctx _orig_dtype _all_reduce_hook"),
     *_all(_GROUP, "gradient_divide_factor force_sum_reduction_for_comms"),
     f"{_FSDP}._fsdp_param_group.FSDPCommContext.reduce_scatter_max_input_buffers",
-    *_all(
-        f"{_FSDP}._fsdp_common.HSDPMeshInfo",
-        "shard_process_group shard_mesh_rank shard_mesh_size "
-        "replicate_process_group replicate_mesh_rank replicate_mesh_size",
-    ),
+    *_all(_MESH, "shard_process_group shard_mesh_rank shard_mesh_size"),
+    *_all(_MESH, "replicate_process_group replicate_mesh_rank replicate_mesh_size"),
 )
 class ParamGroup:
     """Parameters that FSDP gathers and reduces together: over which ranks, and how."""

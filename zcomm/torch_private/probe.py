@@ -7,13 +7,15 @@ function a local variable.
 import importlib
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from operator import attrgetter
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import torch
 
 _T = TypeVar("_T")
+_ABSENT = object()
 
 
 class Corner:
@@ -24,7 +26,7 @@ class Corner:
 
     def bind(self, name: str) -> Any:
         """What the name stands for; if torch lacks it, a class that raises when it is used."""
-        return self.needs(name)(None if absence([name]) else _find(name))
+        return self.needs(name)(_find(name))
 
     def reader(self, name: str) -> Any:
         """A function that reads this attribute of an object."""
@@ -41,7 +43,7 @@ class Corner:
 
 
 def absence(names: Iterable[str]) -> str:
-    lost = ", ".join(name for name in names if not _is_there(name))
+    lost = ", ".join(name for name in names if _find(name) is _ABSENT)
     if lost:
         return f"torch {torch.__version__} has no {lost}, which zcomm needs; install torch 2.13"
     return ""
@@ -54,29 +56,21 @@ def _stand_in(names: Iterable[str]) -> Any:
     return type("Missing", (), {"__new__": fail, "__init_subclass__": fail})
 
 
-def _is_there(name: str) -> bool:
-    try:
-        _find(name)
-    except (AttributeError, ImportError):
-        return False
-    return True
-
-
 def _find(name: str) -> Any:
+    if name == "torch":
+        return torch
     owner_name, _, last = name.rpartition(".")
-    owner = _find(owner_name) if owner_name else None
-    if owner is None or (isinstance(owner, ModuleType) and not hasattr(owner, last)):
-        return importlib.import_module(name)
-    return None if last in _used_inside(owner) else getattr(owner, last)
+    owner = _find(owner_name)
+    found = getattr(owner, last, _ABSENT)
+    if found is _ABSENT and isinstance(owner, ModuleType):
+        with suppress(ImportError):
+            return importlib.import_module(name)
+    return None if found is _ABSENT and last in _used_inside(owner) else found
 
 
 def _used_inside(owner: Any) -> set[str]:
-    """The attributes that a class's methods use but the class lacks; a function's variables."""
-    if isinstance(owner, type):
-        members = [
-            inspect.unwrap(m) for c in owner.__mro__ for m in vars(c).values() if callable(m)
-        ]
-        codes = [m.__code__ for m in members if isinstance(m, FunctionType)]
-        return {name for code in codes for name in code.co_names} - {*dir(owner)}
-    function = inspect.unwrap(owner) if callable(owner) else owner
-    return set(function.__code__.co_varnames) if isinstance(function, FunctionType) else set()
+    """The attributes that the methods of a class use, or the variables of a function."""
+    if not isinstance(owner, type):
+        return {*getattr(getattr(inspect.unwrap(owner), "__code__", None), "co_varnames", ())}
+    members = [inspect.unwrap(member) for c in owner.__mro__ for member in vars(c).values()]
+    return {name for m in members if hasattr(m, "__code__") for name in m.__code__.co_names}
