@@ -127,7 +127,7 @@ class Buckets:
         layouts = None
         if sink is not None:
             positions = sink.positions(dtype)
-            layouts = [chunk.placed(positions) for chunk in chunks]
+            layouts = [chunk.sink_layout(positions) for chunk in chunks]
         specs = ", ".join(sorted({item.codec.spec for item in items}))
         numel = sum(item.numel for item in items)
         name = f"{len(items)} parameters, {numel} {dtype} elements as {specs}"

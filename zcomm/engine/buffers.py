@@ -13,7 +13,7 @@ from zcomm.sharding.chunks import Chunk
 class Slot:
     """The two buffers of one chunk under way. They grow to the largest chunk and stay.
 
-    The hops inside of a host and between hosts use the same memory, one after the other.
+    The hops inside a host and between hosts use the same memory, one after the other.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,8 +86,8 @@ def to_all(frames: Frames) -> Exchange:
 
 
 def grown(buffer: Tensor, nbytes: int) -> Tensor:
-    """The buffer, or a larger one in its place; what it held is lost."""
+    """The buffer, or a larger one in its place; its contents are lost."""
     if buffer.numel() >= nbytes:
         return buffer
-    buffer.untyped_storage().resize_(0)  # it goes before the new one comes
+    buffer.untyped_storage().resize_(0)  # freed before the new one is made
     return torch.empty(nbytes, dtype=torch.uint8, device=buffer.device)

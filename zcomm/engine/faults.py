@@ -1,7 +1,7 @@
-"""Faults: what decoders on a device found, without anyone waiting for them.
+"""Faults: what decoders on a device find, without anyone waiting for it.
 
-A decoder lowers a number on the device (all bits one: nothing found). The numbers of a job go to
-the host when it has been decoded, and are looked at when they are there.
+A decoder that refuses a wire lowers a number on the device (all bits one: nothing found). A job's
+numbers are copied to the host after its last decode, and read once they have arrived.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NONE = -1
 
 def explain(value: int, layout: Any) -> WireError:
     """What a number of a device's decoder means."""
-    from zcomm.kernels import device  # only where it has run
+    from zcomm.kernels import device  # imported only after a device has run
 
     return device.fault_error(value, layout)
 
 
 class Decode(NamedTuple):
-    """One call of a decoder: its layout, and the error of a job that has a wire refused there."""
+    """One decoder call: its layout, and the error to raise if it refused a wire."""
 
     layout: Any
     refused: Callable[[WireError], WireError]

@@ -3,16 +3,16 @@
 | word  | what it is |
 | ----- | --- |
 | item  | a parameter (or the one tensor of a collective) inside the flat tensor |
-| piece | a part of one owner's run of an item that is never cut; a segment of a layout |
+| piece | a part of one owner's run of an item; never cut further; a segment of a layout |
 | chunk | the pieces that are encoded, sent and decoded together; it has work for every owner |
 
 The wire of a chunk holds one frame per owner, in the order of ranks but this rank's own frame last:
 what goes to the others, and what comes from them, is then one contiguous range.
 
-With hosts, a chunk has a smaller one for each hop: `local`, the pieces by the number of their owner
-inside of its host, and `across`, what this rank has summed of those, by their owner's host. The
-frames of the whole are in the order of columns, this rank's own column last: it is the wire of
-`across`, as it is.
+With hosts, a chunk has a smaller one for each hop: `local`, pieces grouped by their owner's number
+inside its host, and `across`, what this rank sums of them, grouped by their owner's host. The
+frames of the whole are ordered by column, this rank's own column last: that part is the wire of
+`across`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOPK_ROWS = 16
 class Item(NamedTuple):
     """A parameter at `offset` of the flat tensor; rank r owns its bounds[r]:bounds[r + 1].
 
-    Where the owners' runs do not follow each other, `places` has where each of them begins.
+    Where the owners' runs do not follow each other, `run_offsets` says where each begins.
     """
 
     key: str
@@ -47,13 +47,13 @@ class Item(NamedTuple):
     numel: int
     offset: int
     bounds: tuple[int, ...]
-    places: tuple[int, ...] | None = None
+    run_offsets: tuple[int, ...] | None = None
 
-    def place(self, owner: int, start: int) -> int:
-        """Where element `start`, of an owner's run, is in the flat tensor."""
-        if self.places is None:
+    def offset_of(self, owner: int, start: int) -> int:
+        """Where element `start`, in an owner's run, lies in the flat tensor."""
+        if self.run_offsets is None:
             return self.offset + start
-        return self.places[owner] + start - self.bounds[owner]
+        return self.run_offsets[owner] + start - self.bounds[owner]
 
 
 class Piece(NamedTuple):
@@ -71,7 +71,7 @@ class Piece(NamedTuple):
 
 
 class TwoHops(NamedTuple):
-    """How to make chunks for hosts: which they are, and the codec inside of them."""
+    """How to make chunks for two hops: the hosts, and the codec inside them."""
 
     hosts: Hosts
     codec: Codec
@@ -82,7 +82,7 @@ class Chunk:
 
     `wire` is the layout of all frames over the flat tensor, `own` that of this rank's frame, packed
     from offset 0; `shard_offset` is where that begins among all that this rank owns. fp64 is `raw`.
-    Frames are in the order of `senders`, the ranks of a group by the names that errors give them.
+    Frames are in the order of `senders`, ranks as errors name them.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class Chunk:
 
     @property
     def coded(self) -> Chunk:
-        """The chunk of the encoding that has residuals: between hosts, if there are several."""
+        """The chunk of the encoding with residuals: between hosts, if there are several."""
         return self if self.hops is None else self.hops.across
 
     @cached_property
     def packed(self) -> Layout | RawLayout:
-        """The same frames, for a buffer that holds nothing but the chunk's elements."""
+        """The same frames, for a buffer that holds only the chunk's elements."""
         starts = accumulate((s.numel for s in self.wire.segments), initial=0)
         segments = [
             Segment(s.codec, s.numel, start, s.peer) for s, start in zip(self.wire.segments, starts)
@@ -130,14 +130,14 @@ class Chunk:
         return _layout(segments, self.wire.peers, self.sum_dtype is torch.float64)
 
     def needs_rows(self, reduce: bool) -> bool:
-        """Whether there are frames of several ranks, or copies of this rank's own for them.
+        """Whether it needs room for frames of several ranks, or for copies of its own frame.
 
-        Between two ranks a gather sends the one frame from where it is.
+        Between two ranks a gather sends its one frame from where it is.
         """
         return reduce or self.wire.peers > 2
 
-    def placed(self, positions: Mapping[str, int]) -> Layout | RawLayout:
-        """The layout of this rank's frame, for a buffer with its run of each item at a position."""
+    def sink_layout(self, positions: Mapping[str, int]) -> Layout | RawLayout:
+        """The layout of this rank's frame, for a sink with its run of each item at a position."""
         segments = [
             Segment(
                 p.item.codec,
@@ -149,7 +149,7 @@ class Chunk:
         return _layout(segments, 1, self.sum_dtype is torch.float64)
 
     def slot_nbytes(self, reduce: bool) -> tuple[int, int]:
-        """What its wire and its rows need of buffers, in all of its hops."""
+        """The bytes of its wire and its rows, in the largest of its hops."""
         wire, rows = self.wire.wire_nbytes, self.rows_nbytes if self.needs_rows(reduce) else 0
         if self.hops is None:
             return wire, rows
@@ -168,24 +168,24 @@ class Chunk:
 
 
 class Hops:
-    """The smaller chunks of a chunk that goes through two hops, and back."""
+    """The smaller chunks of a chunk that makes two hops, there and back."""
 
     def __init__(self, chunk: Chunk, two_hops: TwoHops) -> None:
         hosts = two_hops.hosts
-        # The codec inside of a host is that of all pieces: nothing else is different there.
+        # Inside a host all pieces have one codec; nothing else differs.
         inside = [
             p._replace(item=p.item._replace(codec=two_hops.codec), owner=_neighbour(hosts, p.owner))
             for p in chunk.pieces
         ]
         self.local = Chunk(inside, own_last(hosts.neighbours, hosts.rank), 0, chunk.raw)
-        ours = [p for p in chunk.pieces if hosts.place(p.owner).local == hosts.local]
+        ours = [p for p in chunk.pieces if hosts.position(p.owner).local == hosts.local]
         summed = {
             (p.item.key, p.start): s.offset
             for p, s in zip(self.local.own_pieces, self.local.own.segments)
         }
         across = [p._replace(offset=summed[p.item.key, p.start]) for p in ours]
         self.across = Chunk(across, own_last(hosts.column, hosts.rank), 0, chunk.raw)
-        # The way back: each neighbour has the frames of its column, which go to all the others.
+        # On the way back each neighbour has its column's frames, which go to all the others.
         self.column_nbytes = self.across.wire.wire_nbytes
         self.forwarded_nbytes = self.column_nbytes * (len(hosts.neighbours) - 1)
         columns = _column_nbytes(chunk, hosts)
@@ -204,11 +204,11 @@ class Hops:
 
 def _neighbour(hosts: Hosts, owner: int) -> int:
     """The rank of this host that sums what `owner` will own."""
-    return hosts.neighbours[hosts.place(owner).local]
+    return hosts.neighbours[hosts.position(owner).local]
 
 
 def _column_nbytes(chunk: Chunk, hosts: Hosts) -> dict[int, int]:
-    """The bytes of each neighbour's column, in the wire of the whole."""
+    """The bytes of each neighbour's column in the whole wire."""
     nbytes = dict.fromkeys(hosts.neighbours, 0)
     for r, frame in zip(chunk.senders, chunk.wire.frame_nbytes):
         nbytes[_neighbour(hosts, r)] += frame
@@ -216,12 +216,12 @@ def _column_nbytes(chunk: Chunk, hosts: Hosts) -> dict[int, int]:
 
 
 def own_last(ranks: Iterable[int], rank: int) -> list[int]:
-    """The order of a wire's frames: that of a group's ranks, this one last."""
+    """The order of a wire's frames: the ranks of a group, this one last."""
     return [*(r for r in sorted(ranks) if r != rank), rank]
 
 
 def senders_of(rank: int, world_size: int, hosts: Hosts | None = None) -> list[int]:
-    """The same for all ranks of a group; with hosts column by column, as neighbours have them."""
+    """The same for all ranks; with hosts column by column, in the order of neighbours."""
     if hosts is None:
         return own_last(range(world_size), rank)
     neighbours = own_last(hosts.neighbours, rank)
@@ -236,9 +236,9 @@ class ChunkSize(NamedTuple):
 
 
 def best_chunk_size(world_size: int) -> ChunkSize:
-    """Large enough to hide what a collective costs besides its bytes, which grows with the ranks;
-    small enough that the first and the last chunk, which nothing overlaps with, are a small part of
-    a large tensor. The bytes bound the engine's memory.
+    """Large enough to hide the fixed cost of a collective, which grows with the ranks; small enough
+    that the first and last chunk, which overlap with nothing, are a small part of a large tensor.
+    The bytes bound the engine's memory.
     """
     return ChunkSize(min(world_size << 19, 1 << 22), 6 << 20)
 
@@ -287,7 +287,7 @@ def _rows(items: Sequence[Item], world_size: int) -> Iterator[list[Piece]]:
         limit = piece_limit(item.codec, world_size)
         runs = [
             [
-                Piece(item, a, b, r, item.place(r, a))
+                Piece(item, a, b, r, item.offset_of(r, a))
                 for a, b in cut(item.bounds[r], item.bounds[r + 1], limit)
             ]
             for r in range(world_size)
@@ -297,7 +297,7 @@ def _rows(items: Sequence[Item], world_size: int) -> Iterator[list[Piece]]:
 
 
 def _nbytes(piece: Piece, raw: bool, two_hops: TwoHops | None) -> int:
-    """On the wire, in the hop with the most."""
+    """On the wire, in the larger of its hops."""
     if raw:
         return 8 * piece.numel
     codecs = [piece.item.codec, *([two_hops.codec] if two_hops else [])]

@@ -47,7 +47,7 @@ class HopStorage:
         return sum(self._sizes())
 
     def read(self, side: int) -> Tensor:
-        """The values, in the order of the parameter's elements; fp32 and bf16 as stored."""
+        """The values in the order of the parameter's elements; fp32 and bf16 as stored."""
         stored = self.sides[side]
         if stored.dtype is not torch.int8:
             return stored
@@ -68,27 +68,27 @@ class HopStorage:
 
     @property
     def whole_numel(self) -> int:
-        """Of the item, also where this rank does not hold all of it."""
+        """Elements of the item, even if this rank holds only part of them."""
         return self.item.numel
 
     def spread(self, side: int) -> Tensor:
-        """The values at their places in the item; zeros where other ranks hold them."""
+        """The values where they belong in the item; zeros where other ranks hold them."""
         values = self.read(side)
         if self.numel == self.item.numel:
             return values
         whole = torch.zeros(self.item.numel, dtype=values.dtype, device=values.device)
-        for place, part in zip(self._places(), torch.split(values, self._sizes())):
-            whole[place] = part
+        for where, part in zip(self._slices(), torch.split(values, self._sizes())):
+            whole[where] = part
         return whole
 
     def gather(self, side: int, whole: Tensor) -> None:
-        """Overwrites the residual with what is at its places in a whole item."""
+        """Overwrites the residual with its part of a whole item."""
         if self.numel != self.item.numel:
-            parts = [whole[place] for place in self._places()]
+            parts = [whole[where] for where in self._slices()]
             whole = torch.cat(parts) if parts else whole[:0]
         self.write(side, whole)
 
-    def _places(self) -> list[slice]:
+    def _slices(self) -> list[slice]:
         return [slice(start, start + n) for start, (*_, n) in self._ranges.items()]
 
     def _sizes(self) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a rank is: its host, and its number there."""
 
     host: int
@@ -25,10 +25,10 @@ class Hosts:
     def __init__(self, ranks: Sequence[Sequence[int]], rank: int) -> None:
         self.ranks = tuple(map(tuple, ranks))
         self.rank = rank
-        self._places = {
-            r: Place(h, local) for h, row in enumerate(self.ranks) for local, r in enumerate(row)
+        self._positions = {
+            r: Position(h, local) for h, row in enumerate(self.ranks) for local, r in enumerate(row)
         }
-        self.host, self.local = self._places[rank]
+        self.host, self.local = self._positions[rank]
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -44,10 +44,10 @@ class Hosts:
         return self.column_of(self.rank)
 
     def column_of(self, rank: int) -> tuple[int, ...]:
-        return tuple(row[self.place(rank).local] for row in self.ranks)
+        return tuple(row[self.position(rank).local] for row in self.ranks)
 
-    def place(self, rank: int) -> Place:
-        return self._places[rank]
+    def position(self, rank: int) -> Position:
+        return self._positions[rank]
 
     def __repr__(self) -> str:
         return repr([list(row) for row in self.ranks])

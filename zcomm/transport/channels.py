@@ -1,12 +1,12 @@
 """Transport: the bytes of one engine, over process groups that nobody else uses.
 
-Collectives of one group must be issued in one order on all ranks, so the engine has groups of its
-own: torch, DDP and the user go on with theirs. There are two, one for each hop, because whether a
-chunk's second hop comes before or after the next bucket's first one differs from rank to rank.
-They are not registered with torch.distributed: names of groups made later do not depend on them.
-An engine that issues both hops in one fixed order has one for both, and one on the host's network
-for the comparison of signatures; that of a device is made, and registered, by torch. With hosts
-there are as many again over the ranks of this host, and over those of its column.
+Collectives of one group must be issued in one order on all ranks, so the engine has its own groups:
+torch, DDP and the user keep theirs. There are two, one for each hop, because whether a chunk's
+second hop comes before or after the next bucket's first one differs from rank to rank. They are not
+registered with torch.distributed, so the names of groups made later do not depend on them. An
+engine that issues both hops in one fixed order has one group for both, and a gloo group to compare
+signatures; torch makes and registers a device's group. With hosts there are as many again for the
+ranks of this host, and for those of its column.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Channel:
         return work
 
     def abandon(self) -> None:
-        """Lets the group outlive all that knows it.
+        """Keeps the group alive forever.
 
-        gloo cannot cancel what is under way, and the end of a group waits for it: up to the
-        timeout, in whatever thread drops the last reference, or at the end of the process.
+        gloo cannot cancel an operation, and the end of a group waits for it: up to the timeout, in
+        whatever thread drops the last reference, or at the end of the process.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
@@ -66,7 +66,7 @@ class Channel:
 
 
 class Channels(NamedTuple):
-    """The way of chunks to those who sum them, and back."""
+    """The channels of chunks on their way to the owners, and back to all ranks."""
 
     reduce: Channel
     gather: Channel
@@ -88,13 +88,13 @@ class Transport:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        # The groups' own timeout leaves time to ask who failed before the deadline.
+        # The groups time out early enough to ask who failed before the deadline.
         self.grace_s = min(_GRACE_S, timeout_s / 4)
         self._reported = False
         self._store = c10d.PrefixStore(f"zcomm/{name}", c10d.default_store())
         self.deadline_s = timeout_s - self.grace_s
         everyone = range(self.world_size)
-        # NCCL ends the process when its time is up: after the engine has said why.
+        # NCCL kills the process at its timeout: that comes after the engine has said why.
         groups = _Groups(group, self._store, timeout_s + self.grace_s, self.deadline_s, device)
         self.check = Channel(groups.gloo(everyone, "check")) if in_order else None
         self.flat = groups.channels(everyone, "all", in_order)
@@ -102,11 +102,11 @@ class Transport:
         self.across = groups.channels(hosts.column, "across", in_order) if hosts else None
 
     def signatures(self) -> Channel:
-        """What signatures are compared over."""
+        """The channel over which signatures are compared."""
         return self.check or self.flat.reduce
 
     def channels(self) -> list[Channel]:
-        """All that chunks go through, in the order of their hops; each once."""
+        """All channels that chunks pass through, in the order of the hops; each once."""
         pairs = [pair for pair in (self.local, self.across, self.flat) if pair is not None]
         there, back = [p.reduce for p in pairs], [p.gather for p in reversed(pairs)]
         return list(dict.fromkeys([*there, *back]))
@@ -147,7 +147,7 @@ class Transport:
         return CommunicationError(f"{text}. {'; '.join(failed) or 'All ranks are alive'}")
 
     def disagreement(self, signature: str) -> ValueError:
-        """The error of ranks whose signatures differ; has all that can be had."""
+        """The error of ranks whose signatures differ, with every signature it can get."""
         self.report(signature)
         signatures, _ = self._reports()
         signatures[self.rank] = signature
@@ -155,7 +155,7 @@ class Transport:
         return ValueError(f"rank {self.rank}: expected the same call on all ranks, got {values}")
 
     def _reports(self) -> tuple[dict[int, str], list[int]]:
-        """What the other ranks reported, and those that did not within the grace period."""
+        """What the other ranks reported, and the ranks silent throughout the grace period."""
         silent = [r for r in range(self.world_size) if r != self.rank]
         found: dict[int, str] = {}
         deadline = monotonic() + self.grace_s
@@ -180,7 +180,7 @@ class _Groups:
         self._gloo_timeout = timedelta(seconds=gloo_timeout_s)
 
     def channels(self, ranks: Iterable[int], name: str, in_order: bool) -> Channels:
-        """One channel for each way; one for both if all that is issued is in one order."""
+        """A channel for each direction; one for both if everything is issued in one order."""
         if in_order:
             both = Channel(self._make(ranks, name))
             return Channels(both, both)
@@ -196,7 +196,7 @@ class _Groups:
         return c10d.Gloo(store, rank, len(members), self._gloo_timeout)
 
     def _make(self, ranks: Iterable[int], name: str) -> Any:
-        """Not gloo: through torch, which must register it."""
+        """A gloo group of our own; any other backend through torch, which must register it."""
         backend = c10d.backend_of(self._group, self._device)
         if isinstance(backend, c10d.Gloo):
             return self.gloo(ranks, name)
@@ -211,7 +211,7 @@ class _Groups:
 
 
 def group_timeout_s(group: Any, device: torch.device = _CPU) -> float:
-    """The timeout that a group was made with."""
+    """The timeout a group was made with."""
     return c10d.timeout_of(c10d.backend_of(group, device)).total_seconds()
 
 
@@ -250,8 +250,8 @@ def expect_sendable(t: Tensor, what: str, remedy: str = "") -> None:
 
 
 def expect_sender(device: torch.device, group: Any, what: str) -> None:
-    """Refuses a group that has no way to send a device's tensors. gloo takes them for some
-    collectives, through the host's memory, but not for an all-to-all."""
+    """Refuses a group that cannot send a device's tensors. gloo takes them for some collectives,
+    through host memory, but not for an all-to-all."""
     backend = c10d.backend_of(group, device)
     if backend is None or (device.type != "cpu" and isinstance(backend, c10d.Gloo)):
         raise ValueError(
@@ -278,7 +278,7 @@ def gather_bytes(mine: bytes, group: Any = None) -> list[bytes]:
 
 
 def _gather(mine: Tensor, group: Any) -> list[Tensor]:
-    """Every rank's tensor, of the same size; by way of the device if the group has no other."""
+    """Every rank's tensor, of the same size; through the device if the group has no CPU backend."""
     sent = mine if c10d.backend_of(group, _CPU) is not None else mine.cuda()
     everyone = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, sent, group=group)
