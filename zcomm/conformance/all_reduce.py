@@ -71,7 +71,7 @@ def all_reduce_two_hops(
 
     frames = _all_gather(frame, second.frame_nbytes, across)
     sizes = tuple(layout.wire_nbytes for layout in columns)
-    wires = torch.split(_all_gather(frames, sizes, local), sizes)
+    wires = torch.split(_all_gather(frames, sizes, local), list(sizes))
     for layout, part in zip(columns, wires):
         layout.decode(part, out=x)
 
