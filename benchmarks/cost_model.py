@@ -18,7 +18,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from pprint import pformat
 
 import measuring
 from measuring import Checked
@@ -76,11 +75,9 @@ def checked(row: Row) -> Checked:
 
 
 def write_default(profile: Profile) -> None:
-    path = Path(__file__).parent.parent / "zcomm" / "planning" / "default_profile.py"
-    kept = path.read_text().partition("VALUES:")[0]
-    values = pformat(cost.to_values(profile), width=96, sort_dicts=False)
-    path.write_text(f"{kept}VALUES: dict[str, Any] = {values}\n")
-    print(f"wrote {path}; `make format` arranges it")
+    path = Path(__file__).parent.parent / "zcomm" / "planning" / cost.DEFAULT_PROFILE.name
+    cost.save(profile, path)
+    print(f"wrote {path}")
 
 
 def parse() -> argparse.Namespace:

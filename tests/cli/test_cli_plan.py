@@ -12,7 +12,7 @@ import pytest
 
 import zcomm
 from zcomm import cli
-from zcomm.planning import cost, default_profile
+from zcomm.planning import cost
 
 ISSUE = (
     *("--params", "7e9", "--world", "64", "--hosts", "8", "--net", "10gbit"),
@@ -114,7 +114,7 @@ def test_a_profile_of_ones_own_decides_about_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "profile.json"
-    mine = replace(default_profile.profile(), latency_s=5.0)
+    mine = replace(cost.load(cost.DEFAULT_PROFILE), latency_s=5.0)
     cost.save(replace(mine, about=mine.about | {"cpu": "Some Processor"}), path)
     without = by_name(planned(tmp_path, *SMALL, "--cores", "1"))
     capsys.readouterr()

@@ -15,7 +15,7 @@ from zcomm.cli.bench import fit
 from zcomm.cli.bench.collective_rows import Row, rows_of, wire_nbytes
 from zcomm.cli.bench.collective_tasks import Key, measure
 from zcomm.launch.launchers import LOOPBACK, Launcher
-from zcomm.planning import cost, default_profile
+from zcomm.planning import cost
 from zcomm.planning.cost import KINDS, OWN, Cluster, Profile
 from zcomm.planning.step_cost import (
     BUCKET_NBYTES,
@@ -33,7 +33,7 @@ MB = 1_000_000
 
 @pytest.fixture
 def profile() -> Profile:
-    return default_profile.profile()
+    return cost.load(cost.DEFAULT_PROFILE)
 
 
 @pytest.mark.parametrize(

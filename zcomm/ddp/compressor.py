@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
 from zcomm.ddp.buckets import Buckets, Part, Sink
-from zcomm.ddp.finite import DeviceFinite, Finite, HostFinite
+from zcomm.ddp.finite import DeviceFinite, Finite
 from zcomm.ddp.loss_scale import LossScale
 from zcomm.ddp.observers import Observers
 from zcomm.ddp.parameters import device_of, items_of, trainable
@@ -75,7 +75,7 @@ class DdpCompressor(Compressor):
         self.engine = self._make_engine(name, hosts)
         self.scale = 1.0
         self._loss_scale = LossScale(scaler, self.streams, ddp)
-        self._finite: Finite = DeviceFinite(self.streams) if self.streams else HostFinite()
+        self._finite = DeviceFinite(self.streams) if self.streams else Finite()
         self._undecided = False  # whether the last step counts
         self._jobs: list[Job] = []
         self._watch_producers()

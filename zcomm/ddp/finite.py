@@ -1,14 +1,13 @@
 """Finite: whether all results of a step are, with a GradScaler.
 
-On the CPU that is known when a step ends. On a device it is known to the device; the host asks when
-the next step begins.
+On the CPU that is known when a step ends. A device knows it first; the host asks when the next step
+begins.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,38 +18,23 @@ from zcomm.engine.streams import HostCopy, Streams
 Exchange = Callable[[Tensor], Tensor]
 
 
-class Finite(Protocol):
-    def begin(self) -> None:
-        """A step begins."""
-        ...
-
-    def look(self, t: Tensor) -> None:
-        """At a result, where it was made: in the engine's thread and stream."""
-        ...
-
-    def end(self, sums: Sequence[Tensor], exchange: Exchange | None) -> None:
-        """The step has these sums as well. With `exchange` ranks have seen different results."""
-        ...
-
-    def was(self) -> bool:
-        """Whether the last step was finite, on all ranks."""
-        ...
-
-
-class HostFinite:
+class Finite:
     """On the CPU."""
 
     def __init__(self) -> None:
         self._all = True
 
     def begin(self) -> None:
+        """A step begins."""
         self._all = True
 
     def look(self, t: Tensor) -> None:
+        """At a result, where it is made: in the engine's thread and stream."""
         if t.numel() and not math.isfinite(_largest(t).item()):
             self._all = False
 
     def end(self, sums: Sequence[Tensor], exchange: Exchange | None) -> None:
+        """The step has these sums too. With `exchange`, ranks have seen different results."""
         for t in sums:
             self.look(t)
         if exchange is not None:
@@ -58,10 +42,11 @@ class HostFinite:
             self._all = bool(exchange(mine).all())
 
     def was(self) -> bool:
+        """Whether the last step was finite, on all ranks."""
         return self._all
 
 
-class DeviceFinite:
+class DeviceFinite(Finite):
     """On a device: one number there, 1 or 0."""
 
     def __init__(self, streams: Streams) -> None:

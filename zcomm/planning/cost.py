@@ -29,6 +29,8 @@ KINDS = tuple(ENCODINGS)
 # In place of a codec: the backend's own collective, uncompressed.
 OWN = ""
 FORMAT = "zcomm cost model 1"
+# What `zcomm plan` uses; `python benchmarks/cost_model.py --write-default` writes it.
+DEFAULT_PROFILE = Path(__file__).with_name("default_profile.json")
 # The share of a link left after TCP and Ethernet overhead, if a profile has not measured it.
 USUAL_EFFICIENCY = 0.95
 

@@ -21,7 +21,7 @@ from zcomm.base import arguments
 from zcomm.cli.bench.command import checked_codecs
 from zcomm.cli.plan.rows import PlanRow, recommended, rows_for
 from zcomm.codecs import SPECS
-from zcomm.planning import cost, default_profile
+from zcomm.planning import cost
 from zcomm.planning.cost import OWN, Cluster, Profile
 from zcomm.planning.step_cost import Workload
 from zcomm.report.table import whole
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    profile = cost.load(args.profile) if args.profile else default_profile.profile()
+    profile = cost.load(args.profile or cost.DEFAULT_PROFILE)
     wanted = checked(args, profile)
     if args.json:
         expect_writable(args.json)
