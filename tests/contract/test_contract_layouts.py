@@ -19,14 +19,14 @@ from contract_data import (
     KINDS,
     SPECS,
     STORAGES,
-    Outcome,
     assert_same,
     assert_same_outcome,
     gradient,
     stored_residual,
 )
 from kernel_sets import COMPILED, CONTRACT_SETS
-from zcomm import Layout, Residuals, Segment, codec
+from layout_data import encode
+from zcomm import Layout, Segment, codec
 
 # Five tasks of 65,536 elements and a short one whose last block is short.
 LARGE = 5 * 65536 + 1234 + 7
@@ -36,21 +36,6 @@ BLOCKS = [spec for spec in SPECS if codec(spec).block]
 @lru_cache(maxsize=2)
 def large_gradient(dtype: torch.dtype) -> Tensor:
     return gradient(LARGE, list(FINITE_KINDS), dtype, patch=9000)
-
-
-def encode(
-    layout: Layout,
-    grad: Tensor,
-    stored: list[Tensor] | None,
-    kernels: str,
-    threads: int | None = None,
-) -> Outcome:
-    """All segments' residuals come one after another."""
-    new = [torch.zeros_like(t) for t in stored or []]
-    held = Residuals(layout, stored, new) if stored else None
-    wire = layout.encode(grad, held, prescale=1 / 3, kernels=kernels, threads=threads)
-    decoded = layout.decode_sum([wire] * 3, kernels=kernels, threads=threads)
-    return Outcome(wire, torch.cat(new) if new else torch.empty(0), decoded)
 
 
 @pytest.mark.parametrize("storage", [torch.float32, torch.int8], ids=str)

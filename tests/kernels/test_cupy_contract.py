@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_gpu_mutations import BUGS, assert_found, planted
 
 import emulated_driver
 from contract_data import (
@@ -22,6 +21,7 @@ from contract_data import (
     reference,
     run_case,
 )
+from planted_bugs import BUGS, assert_found, planted
 from zcomm import Layout, Residuals, Segment, WireError, codec, kernels
 from zcomm.kernels import cuda_driver, nvrtc
 from zcomm.kernels.nvrtc import Unit

@@ -6,7 +6,6 @@ contract and those of interpreted_triton/.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -18,33 +17,15 @@ import pytest
 
 import interpreted
 from contract_data import SPECS
+from triton_process import CONTRACT, run_pytest
 from zcomm import Layout, Segment, codec
 from zcomm.kernels import triton as package
 from zcomm.kernels.triton import plan
 from zcomm.wire.header import align16
 
 TESTS = Path(__file__).parent
-CONTRACT = TESTS.parent / "contract"
 BLOCKS = [spec for spec in SPECS if codec(spec).block]
 needs_triton = pytest.mark.skipif(not interpreted.FOUND, reason=interpreted.NO_TRITON)
-
-
-def run_pytest(kind: str, part: Path) -> None:
-    """With these tests, of which short_triton.py takes some, in a process for `kind` of kernels."""
-    environment = {**os.environ, "ZCOMM_TRITON": kind, "OMP_NUM_THREADS": "1"}
-    for name in [name for name in environment if name.startswith("PYTEST_")]:
-        del environment[name]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "short_triton"]
-    done = subprocess.run(
-        [*command, str(part)],
-        cwd=TESTS,  # not beside the source tree, which Python would import
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
 
 
 @needs_triton

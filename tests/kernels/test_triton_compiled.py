@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_triton import CONTRACT, run_pytest
 
 import emulated
 import emulated_triton
 from contract_data import Case, Outcome, assert_same_outcome, inputs, reference
 from emulated_triton import Kernels
 from triton_compiler import Compiled, Target
+from triton_process import CONTRACT, run_pytest
 from zcomm import codec, kernels
 
 TOOLS = emulated.ROOT / "tools"

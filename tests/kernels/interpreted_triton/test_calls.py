@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_contract_layouts import encode
 from torch import Tensor
 
 import interpreted
 from contract_data import SPECS, assert_same, assert_same_outcome, gradient
 from hostile import good_wire, layout_of
+from layout_data import encode
 from zcomm import Layout, Segment, codec, kernels
 from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.device import NO_FAULT, Stream, StreamMemory, new_faults

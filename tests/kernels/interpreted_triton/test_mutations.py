@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_gpu_mutations import means_at_ties
 
 import interpreted
 import zcomm.kernels
 from contract_data import CASES, assert_same_outcome, reference, run, run_case
+from planted_bugs import means_at_ties
 from zcomm import WireError, kernels
 
 PACKAGE = "zcomm.kernels.triton"
