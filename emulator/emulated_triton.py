@@ -185,7 +185,7 @@ def emulator() -> ctypes.CDLL:
 
 
 def main() -> None:
-    """Builds kernels ahead of the tests: `python tests/emulated_triton.py ptx90 ptx100`."""
+    """Builds kernels ahead of the tests: `python emulator/emulated_triton.py ptx90 ptx100`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("kinds", nargs="+")
     parser.add_argument("--short", action="store_true", help="what short_triton.py needs")

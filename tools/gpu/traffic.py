@@ -103,7 +103,7 @@ def calls(spec: str, n: int) -> list[Call]:
 
 
 class Counter:
-    """Runs calls on an emulated module (tests/emulated.py) that counts."""
+    """Runs calls on an emulated module (emulator/emulated.py) that counts."""
 
     def __init__(self, module: Any) -> None:
         self._module, self._name = module, module.__name__
