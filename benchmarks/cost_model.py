@@ -74,12 +74,6 @@ def checked(row: Row) -> Checked:
     return Checked(name, abs(row.off), MOST_OFF, most=True)
 
 
-def write_default(profile: Profile) -> None:
-    path = Path(__file__).parent.parent / "zcomm" / "planning" / cost.DEFAULT_PROFILE.name
-    cost.save(profile, path)
-    print(f"wrote {path}")
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Predictions of the cost model, against what is measured."
@@ -106,7 +100,8 @@ def main() -> int:
             profile, _ = fit.fitted(launcher, args.rounds)
     print(fit.summary(profile))
     if args.write_default:
-        write_default(profile)
+        cost.save(profile, cost.DEFAULT_PROFILE)
+        print(f"wrote {cost.DEFAULT_PROFILE}")
     print(
         f"{'':14} {'codec':10} {'MB':>6} {'hosts':>6} {'ms':>9} {'':5} {'model ms':>10} {'off':>7}"
     )

@@ -149,7 +149,7 @@ def test_thousands_of_ranks_are_planned_at_once(tmp_path: Path) -> None:
         ("--codecs lm5", "--codecs: codec: expected one of"),
         ("--memory lots", "expected a size such as 64K"),
         ("--cores -1", "expected --cores of 1 or more, got -1"),
-        ("--profile none.json", "expected a profile that can be read, got none.json"),
+        ("--profile none.json", "expected a readable profile, got none.json"),
         ("--json no/such/plan.json", "expected a file in a folder that exists"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from time import perf_counter
 from typing import Any
 
@@ -113,20 +113,15 @@ class Meter:
         means = {n: (getattr(totals, n) - getattr(before, n)) / steps for n in _TOTALS}
         step_s = (perf_counter() - self._started) / steps
         self._begin(totals)
-        memory = memory_of(compressor)
-        if figures is None:
-            return Sample(compressor.rank, totals.steps, steps, step_s, **means, memory=memory)
-        whole, layers = figures.finish()
+        whole, layers = figures.finish() if figures else (None, {})
         return Sample(
             compressor.rank,
             totals.steps,
             steps,
             step_s,
             **means,
-            memory=memory,
-            grad_norm=whole.grad_norm,
-            residual_norm=whole.residual_norm,
-            compression_error=whole.compression_error,
+            memory=memory_of(compressor),
+            **(asdict(whole) if whole else {}),
             layers=layers,
         )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,28 +171,21 @@ def codec_s(cost: CodecCost, load: Load) -> float:
 
 
 def save(profile: Profile, path: Path) -> None:
-    path.write_text(json.dumps({"format": FORMAT} | to_values(profile), indent=2) + "\n")
-
-
-def to_values(profile: Profile) -> dict[str, Any]:
     codecs = {spec: cost._asdict() for spec, cost in profile.codecs.items()}
-    return {**asdict(profile), "codecs": codecs}
+    values = {"format": FORMAT, **asdict(profile), "codecs": codecs}
+    path.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def load(path: Path) -> Profile:
+def load(path: Path = DEFAULT_PROFILE) -> Profile:
     try:
         values = json.loads(path.read_text())
         if values.pop("format", None) != FORMAT:
             raise ValueError("the format of another version")
-        return from_values(values)
+        codecs = {spec: CodecCost(**cost) for spec, cost in values.pop("codecs").items()}
+        return Profile(**values, codecs=codecs)
     except OSError as error:
         raise UsageError(f"expected a readable profile, got {path}: {error}") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UsageError(
             f"expected a profile written by `zcomm bench --fit`, got {path} ({error})"
         ) from error
-
-
-def from_values(values: Mapping[str, Any]) -> Profile:
-    codecs = {spec: CodecCost(**cost) for spec, cost in values["codecs"].items()}
-    return Profile(**{**values, "codecs": codecs})

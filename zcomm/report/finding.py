@@ -23,6 +23,10 @@ class Finding:
     remedy: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
+    def values(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"state": self.state, "text": "\n".join(self.lines), **self.details}
+
 
 def guarded(check: Callable[[], Finding]) -> Finding:
     """Reports a check that raises as a problem, so that the next one can run."""

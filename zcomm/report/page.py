@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from zcomm.report import plot, svg
 
@@ -29,49 +30,7 @@ LIGHT = {
     "accent": "#00734f",
     "marked": "#e8f6f1",
 }
-STYLE = """
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.5;
-  font-family: FONT; -webkit-text-size-adjust: 100%; }
-main { max-width: 82rem; margin: 0 auto; padding: 2rem 1.25rem 3rem; }
-h1 { font-size: clamp(1.5rem, 5vw, 2.1rem); line-height: 1.2; margin: 0 0 1.5rem;
-  letter-spacing: -0.02em; }
-h2 { font-size: 1.2rem; margin: 2.25rem 0 0.5rem; letter-spacing: -0.01em; }
-p { margin: 0.4rem 0; max-width: 70ch; }
-.bodies { display: grid; gap: 1rem; margin-top: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
-.card { background: var(--card); border: 1px solid var(--grid); border-radius: 10px;
-  padding: 0.5rem; margin: 0; min-width: 0; }
-.card svg { display: block; width: 100%; height: auto; max-width: 38rem; margin: 0 auto; }
-.wide { grid-column: 1 / -1; overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.5rem 0.75rem; text-align: right; white-space: nowrap; }
-th { color: var(--muted); font-weight: 500; font-size: 0.85rem; vertical-align: bottom; }
-td { border-top: 1px solid var(--grid); }
-.words { text-align: left; }
-td:first-child { font-weight: 600; }
-tr.marked td { background: var(--marked); }
-.tiles { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 10rem), 1fr)); }
-.tile { background: var(--card); border: 1px solid var(--grid); border-radius: 10px;
-  padding: 0.9rem 1.1rem; }
-.tile b { display: block; font-size: 1.8rem; line-height: 1.2; color: var(--accent);
-  letter-spacing: -0.02em; }
-.tile span { color: var(--muted); font-size: 0.9rem; }
-dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 0.35rem 1.25rem;
-  margin: 0; padding: 0.6rem; font-size: 0.92rem; }
-dt { color: var(--muted); }
-dd { margin: 0; overflow-wrap: anywhere; }
-.ink { color: var(--ink); }
-.muted { color: var(--muted); }
-.grid { color: var(--grid); }
-@media (max-width: 30rem) {
-  dl { grid-template-columns: 1fr; gap: 0; }
-  dd { margin-bottom: 0.5rem; }
-  th, td { padding: 0.4rem 0.5rem; font-size: 0.85rem; }
-}
-@media print { body { background: none; } .card, .tile { break-inside: avoid; } }
-"""
+STYLE = Path(__file__).with_name("page.css")
 
 
 def page(title: str, about: Mapping[str, object], parts: Sequence[str]) -> str:
@@ -159,7 +118,7 @@ def style() -> str:
     return "\n".join(
         [
             f":root {{ {variables(LIGHT)} }}",
-            STYLE.replace("FONT", svg.FONT),
+            STYLE.read_text().replace("FONT", svg.FONT),
             "@media screen and (prefers-color-scheme: dark) {",
             f":root {{ {variables(DARK)} }}",
             *dark,

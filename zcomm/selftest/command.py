@@ -13,8 +13,8 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from zcomm.codecs import codec
 from zcomm.conformance import contract, vectors
@@ -81,21 +81,18 @@ def _found(scope: Scope, parts: Sequence[str]) -> dict[str, Finding]:
         start = time.monotonic()
         finding = guarded(lambda: PARTS[name](scope))  # noqa: B023 (called at once)
         seconds = round(time.monotonic() - start, 1)
-        found[name] = Finding(
-            finding.state,
-            [f"{finding.lines[0]} ({seconds:.1f} s)", *finding.lines[1:]],
-            finding.remedy,
-            {**finding.details, "seconds": seconds},
+        first, *rest = finding.lines
+        found[name] = replace(
+            finding,
+            lines=[f"{first} ({seconds:.1f} s)", *rest],
+            details={**finding.details, "seconds": seconds},
         )
         say(show(name, found[name]))
     return found
 
 
 def _json(environment: dict[str, str], found: dict[str, Finding], right: bool) -> str:
-    parts: dict[str, dict[str, Any]] = {
-        name: {"state": f.state, "text": "\n".join(f.lines), **f.details}
-        for name, f in found.items()
-    }
+    parts = {name: finding.values() for name, finding in found.items()}
     return json.dumps({"right": right, "environment": environment, "parts": parts}, indent=1)
 
 

@@ -55,10 +55,7 @@ def _verdict(remedies: list[str]) -> str:
 
 
 def _json(found: dict[str, Finding], remedies: list[str]) -> str:
-    checks = {
-        name: {"state": f.state, "text": "\n".join(f.lines), "remedy": f.remedy, **f.details}
-        for name, f in found.items()
-    }
+    checks = {name: {"remedy": f.remedy, **f.values()} for name, f in found.items()}
     return json.dumps({"ready": not remedies, "what_to_do": remedies, "checks": checks}, indent=1)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,40 +115,31 @@ def run(args: argparse.Namespace) -> int:
     wanted = checked(args, profile)
     if args.json:
         expect_writable(args.json)
+    cluster = wanted.cluster
+    # Rank 0 is among those that own most.
+    memory = partial(
+        zcomm.plan,
+        wanted.numel,
+        cluster.world_size,
+        optimizer=wanted.optimizer,
+        dtype=wanted.dtype,
+        rank=0,
+    )
     try:
-        rows = rows_for(
-            profile, wanted.workload, wanted.cluster, wanted.codecs, wanted.dtype, planned(wanted)
-        )
+        rows = rows_for(profile, wanted.workload, cluster, wanted.codecs, wanted.dtype, memory)
     except (ValueError, TypeError) as error:  # from zcomm.plan, written for users
         raise UsageError(str(error)) from error
     best, reason = recommended(rows, wanted.memory)
     print(preface(args, wanted, profile))
     print_tables(rows, best)
     print("\n" + wrapped(reason))
-    if wanted.cluster.ranks_per_link > 1:
-        print(wrapped(SHARED_LINK.format(wanted.cluster.ranks_per_link)))
+    if cluster.ranks_per_link > 1:
+        print(wrapped(SHARED_LINK.format(cluster.ranks_per_link)))
     if args.json:
         written = values(args, wanted, profile, rows, best, reason)
         args.json.write_text(json.dumps(written, indent=2) + "\n")
         print(f"wrote {args.json}")
     return 0 if best is not None else 1
-
-
-def planned(wanted: PlanArguments) -> Any:
-    """zcomm.plan for this model. Rank 0 is among those that own most."""
-
-    def plan(**options: Any) -> zcomm.MemoryPlan:
-        world_size = wanted.cluster.world_size
-        return zcomm.plan(
-            wanted.numel,
-            world_size,
-            optimizer=wanted.optimizer,
-            dtype=wanted.dtype,
-            rank=0,
-            **options,
-        )
-
-    return plan
 
 
 def checked(args: argparse.Namespace, profile: Profile) -> PlanArguments:
