@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -172,7 +173,11 @@ def dropped(rank: int, world_size: int, zero: bool) -> list[bool]:
         else:
             del monitor
         del run, kept, parts
-        gc.collect()
+        # The engine's thread may still be on its way out of the last job.
+        deadline = time.monotonic() + 5
+        while any(one() is not None for one in alive) and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
         gone.append(all(one() is None for one in alive))
     return gone
 

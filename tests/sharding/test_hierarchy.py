@@ -1,4 +1,4 @@
-"""Two hops: the sum inside of a host first, then one encoding between hosts."""
+"""Two hops: the sum inside a host first, then one encoding between hosts."""
 
 from __future__ import annotations
 

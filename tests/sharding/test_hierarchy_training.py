@@ -162,10 +162,10 @@ def train_with_damage(rank: int, world_size: int, pair: str, way: str) -> list[R
 
 
 HOPS = {
-    ("local", "reduce"): ("reduce-scatter inside of a host", 0),
+    ("local", "reduce"): ("reduce-scatter inside a host", 0),
     ("across", "reduce"): ("reduce-scatter between hosts", 3),
-    ("across", "gather"): ("all-gather inside of a host", 3),  # noticed where it is decoded
-    ("local", "gather"): ("all-gather inside of a host", 2),  # rank 0 forwards what 2 owns
+    ("across", "gather"): ("all-gather inside a host", 3),  # noticed where it is decoded
+    ("local", "gather"): ("all-gather inside a host", 2),  # rank 0 forwards what 2 owns
 }
 
 

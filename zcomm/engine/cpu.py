@@ -52,13 +52,19 @@ class CpuRunner:
         while True:
             while not inbox.empty():
                 self._accept(inbox)
-            step = self._next_step(inbox)
-            if step is not None:
-                step()
-            elif inbox.unfinished:
+            if self._step(inbox):
+                continue
+            if inbox.unfinished:
                 self._wait(inbox)
             else:
                 self._accept(inbox)
+
+    def _step(self, inbox: Inbox) -> bool:
+        """In a frame of its own: a job that serve() still held would keep its model alive."""
+        step = self._next_step(inbox)
+        if step is not None:
+            step()
+        return step is not None
 
     def _accept(self, inbox: Inbox) -> None:
         job = inbox.take()

@@ -20,7 +20,7 @@ _NOWHERE = "?"
 class Hierarchy:
     """Given in the place of a codec: the sum over a host's ranks first, then one encoding.
 
-    local    codec of the hop inside of a host, which has no feedback
+    local    codec of the hop inside a host, which has no feedback
     across   codec of the hop between hosts, or a dict of patterns of parameter names and codecs
     hosts    the ranks of each host, [[0, 1], [2, 3]], or how many each has, as torchrun numbers
              them; None: LOCAL_WORLD_SIZE, which torchrun sets
@@ -37,7 +37,7 @@ class Hierarchy:
         if codec(self.local).needs_feedback:
             raise ValueError(
                 f"Hierarchy: expected a local codec that works without feedback, got "
-                f"{self.local!r}; use 'none', 'bf16' or 'int8' inside of a host"
+                f"{self.local!r}; use 'none', 'bf16' or 'int8' inside a host"
             )
         if isinstance(self.across, Hierarchy):
             raise TypeError("Hierarchy: expected a codec or patterns for across, got a Hierarchy")
