@@ -10,7 +10,7 @@ from zcomm.checkpoint import load_checkpoint, save_checkpoint
 from zcomm.codecs import Codec, codec
 from zcomm.codecs.layout import Layout, Residuals, Segment
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
-from zcomm.ddp.api import ZeroOptimizer, compress
+from zcomm.ddp.api import compress
 from zcomm.ddp.hook import HookState, hook
 from zcomm.engine.handle import Handle
 from zcomm.engine.stats import Stats
@@ -21,6 +21,7 @@ from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import Settings
 from zcomm.transport.channels import CommunicationError
 from zcomm.wire.header import WireError
+from zcomm.zero.optimizer import ZeroOptimizer
 
 __version__ = "0.1.0"
 

@@ -22,8 +22,7 @@ from torch import nn
 from zcomm.base import arguments
 from zcomm.torch_private.c10d import default_store
 from zcomm.transport.channels import gather_bytes, group_of, member_of
-from zcomm.zero.optimizer import ShardedOptimizer
-from zcomm.zero.state import checked_about
+from zcomm.zero.optimizer import ZeroOptimizer
 
 _LATEST = "latest"
 _PREFIX, _UNFINISHED = "step-", ".unfinished-"
@@ -67,10 +66,10 @@ def load_checkpoint(
         return None
     path = root / name
     for key, value in state.items():
-        if isinstance(value, ShardedOptimizer):
+        if isinstance(value, ZeroOptimizer):
             saved: dict[str, Any] = {key: {"about": "", "param_groups": ()}}
             _dcp().load(saved, checkpoint_id=path, process_group=group)
-            checked_about(value, saved[key])
+            value.expect_fit(saved[key])
     _dcp().load(state, checkpoint_id=path, process_group=group)
     return int(name.removeprefix(_PREFIX).split(".")[0])
 
@@ -80,7 +79,7 @@ def _prepare(what: str, state: Mapping[str, Any], group: Any) -> tuple[int, Any]
     group = group_of(group, what)
     rank, _ = member_of(group, what)
     for optimizer in state.values():
-        if isinstance(optimizer, ShardedOptimizer):
+        if isinstance(optimizer, ZeroOptimizer):
             _expect_own_group(what, optimizer, _ranks(group))
             _expect_whole_models(what, optimizer, state.values())
     try:
@@ -93,7 +92,7 @@ def _prepare(what: str, state: Mapping[str, Any], group: Any) -> tuple[int, Any]
     return rank, group
 
 
-def _expect_own_group(what: str, optimizer: ShardedOptimizer, ranks: list[int]) -> None:
+def _expect_own_group(what: str, optimizer: ZeroOptimizer, ranks: list[int]) -> None:
     """Shards of other groups' models have the same names: one of them would be lost."""
     own = _ranks(optimizer.compressor.group)
     if own != ranks:
@@ -104,7 +103,7 @@ def _expect_own_group(what: str, optimizer: ShardedOptimizer, ranks: list[int]) 
         )
 
 
-def _expect_whole_models(what: str, optimizer: ShardedOptimizer, values: Iterable[Any]) -> None:
+def _expect_whole_models(what: str, optimizer: ZeroOptimizer, values: Iterable[Any]) -> None:
     """torch takes tensor-parallel parameters out of a DDP model in its first forward pass."""
     ddp = optimizer.compressor.ddp()
     for model in values:

@@ -56,7 +56,7 @@ SAID = {
     "fsdp1": r"TypeError: .* got a FullyShardedDataParallel \(FSDP1\); use fully_shard",
     "twice": "ValueError: module '': expected torch's own collectives, got CompressedReduceScatter",
     "tensor parallel": "ValueError: parameter 'weight': expected a parameter that only FSDP shards",
-    "setting": "TypeError: zcomm.fsdp.compress: expected settings codec, .*, got 'scaler'",
+    "setting": "TypeError: .*unexpected keyword argument 'scaler'",
     "hierarchy": "TypeError: .* expected a codec or patterns, got a Hierarchy",
     "param_codec": "ValueError: param_codec: expected a codec that sends all of a weight",
     "int8 decay": "ValueError: residual_dtype: expected torch.float32 or torch.bfloat16",

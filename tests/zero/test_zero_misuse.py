@@ -20,6 +20,7 @@ from ddp_training import Net, assert_bit_equal
 from everyones import everyones
 from raised import Raised, raised
 from ranks import World
+from zcomm.zero.elementwise import options_of
 from zero_checkpoints import BOTH_WAYS, Training
 from zero_training import ROUNDING, Assorted, spread, train, trainable, wrapped, zero
 
@@ -93,7 +94,7 @@ def test_gradients_refuse_to_be_copied_and_written_to(pair: World) -> None:
 
 
 WRONG_LOOPS = {
-    "full_grad of a local gradient": ("RuntimeError", "this rank's alone"),
+    "full_grad of a local gradient": ("RuntimeError", "this rank's own gradient"),
     "lr differs": ("ValueError", "'lr': 0.125"),
     "a gradient on one rank": ("ValueError", "with gradients"),
     "group norm": ("ValueError", "expected an optimizer that updates element by element"),
@@ -153,12 +154,12 @@ def load_into_others(rank: int, world_size: int, folder: Path) -> dict[str, list
         training.run(rank, range(1))
         zcomm.save_checkpoint(folder / name, training.parts(), 1)
         new = made(other)
-        options = [new.opt.options(group) for group in new.opt.param_groups]
+        options = [options_of(group) for group in new.opt.param_groups]
         found[name] = [
             raised(zcomm.load_checkpoint, folder / name, new.parts()),
             raised(new.opt.load_state_dict, training.opt.state_dict()),
         ]
-        assert options == [new.opt.options(group) for group in new.opt.param_groups]
+        assert options == [options_of(group) for group in new.opt.param_groups]
         new.run(rank, range(1))
     return found
 

@@ -6,29 +6,61 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
 from zcomm.ddp.compressor import DdpCompressor
 from zcomm.ddp.state import HookSavedState
 from zcomm.engine.handle import Handle
-from zcomm.sharding.settings import SETTING_NAMES, Settings
+from zcomm.sharding.hierarchy import Hierarchy
+from zcomm.sharding.settings import Codecs, Settings
 from zcomm.torch_private.ddp import comm_hooks, reduced_parameters
 
 
 class HookState:
-    """What `ddp.register_comm_hook(zcomm.HookState(codec="lm4"), zcomm.hook)` registers.
+    """The state for `ddp.register_comm_hook(zcomm.HookState(codec="lm4"), zcomm.hook)`.
 
-    Takes the settings of `zcomm.compress`. It learns its model at the first bucket, and compares
-    the settings of all ranks then. `state.handle` is what `zcomm.compress` returns.
+    It finds its model at the first bucket and compares the settings of all ranks then.
+    `state.handle` is what zcomm.compress returns.
+
+    codec           a spec, a dict of name patterns and specs, or a zcomm.Hierarchy
+    scaler          the GradScaler, if the loop uses one
+    feedback        error feedback: None (the codec's best), True, False, or a decay from 0 to 1
+    start_step      earlier steps are uncompressed
+    chunk_mb        fp32 megabytes encoded and sent at a time; None: the best for the group
+    timeout_s       seconds to wait for other ranks; None: the group's timeout
+    verify          whether frames carry checksums
+    min_numel       smaller parameters are sent uncompressed
+    residual_dtype  how residuals are stored: fp32, bf16 or int8
+    threads         threads for the codecs; None: torch's number
     """
 
-    def __init__(self, codec: Any = "lm4", *, scaler: Any = None, **settings: Any) -> None:
-        for name in settings:
-            if name not in SETTING_NAMES:
-                known = ", ".join(SETTING_NAMES)
-                raise TypeError(f"expected settings {known} or scaler, got {name!r}")
-        self.settings = Settings(codec=codec, **settings)
+    def __init__(
+        self,
+        codec: Codecs | Hierarchy = "lm4",
+        *,
+        scaler: Any = None,
+        feedback: bool | float | None = None,
+        start_step: int = 0,
+        chunk_mb: float | None = None,
+        timeout_s: float | None = None,
+        verify: bool = True,
+        min_numel: int = 1024,
+        residual_dtype: torch.dtype | str = torch.float32,
+        threads: int | None = None,
+    ) -> None:
+        self.settings = Settings(
+            codec,
+            feedback=feedback,
+            start_step=start_step,
+            chunk_mb=chunk_mb,
+            timeout_s=timeout_s,
+            verify=verify,
+            min_numel=min_numel,
+            residual_dtype=residual_dtype,
+            threads=threads,
+        )
         self.scaler = _checked_scaler(scaler)
         self._compressor: DdpCompressor | None = None
         self.is_copy = False

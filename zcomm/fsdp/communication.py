@@ -6,24 +6,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zcomm.codecs import Codec
 from zcomm.engine.handle import Handle
 from zcomm.engine.job import Job
 from zcomm.fsdp.compressor import FsdpCompressor
 from zcomm.fsdp.modules import ShardedModule, sharded_modules, torch_all_gather
 from zcomm.fsdp.state import FsdpSavedState
 from zcomm.sharding.hierarchy import Hierarchy
-from zcomm.sharding.settings import SETTING_NAMES, Settings
+from zcomm.sharding.settings import Codecs, Settings
 from zcomm.torch_private.fsdp import AllGather, ReduceScatter
-
-Codecs = str | Codec | Mapping[str, str | Codec]
 
 
 def compress(
@@ -31,32 +29,51 @@ def compress(
     codec: Codecs = "lm4",
     param_codec: Codecs | None = None,
     *,
+    feedback: bool | float | None = None,
+    start_step: int = 0,
+    chunk_mb: float | None = None,
+    timeout_s: float | None = None,
+    verify: bool = True,
+    min_numel: int = 1024,
     residual_dtype: torch.dtype | str | None = None,
-    **settings: Any,
+    threads: int | None = None,
 ) -> Handle:
-    """Compresses the gradients of a model with fully_shard, from its next backward() on.
+    """Compresses the gradients of a model with fully_shard, starting with its next backward().
 
-    All ranks call it, after the last fully_shard and before training. `codec` is a spec, or a dict
-    of patterns of parameter names, for gradients; `param_codec` the same for the parameters as they
-    are gathered for forward and backward: None gathers them exactly. The shards themselves, which
-    the optimizer updates, are never encoded. Other settings: see zcomm.Settings.
+    All ranks call it after the last fully_shard and before training. The shards that the optimizer
+    updates are never encoded.
 
-    Residuals, where a codec has feedback, take as much as the whole model on every rank. They are
-    int8, or bf16 with a decay, unless `residual_dtype` says otherwise.
+    codec           of the gradients: a spec, or a dict of name patterns and specs
+    param_codec     of the parameters when forward and backward gather them; None: exact
+    feedback        error feedback: None (the codec's best), True, False, or a decay from 0 to 1
+    start_step      earlier steps are uncompressed
+    chunk_mb        fp32 megabytes encoded and sent at a time; None: the best for the group
+    timeout_s       seconds to wait for other ranks; None: the group's timeout
+    verify          whether frames carry checksums
+    min_numel       smaller parameters are sent uncompressed
+    residual_dtype  how residuals are stored; None: int8, or bf16 with a decay. With feedback, each
+                    rank keeps residuals of the whole model
+    threads         threads for the codecs; None: torch's number
     """
-    for name in settings:
-        if name not in SETTING_NAMES:
-            known = ", ".join(SETTING_NAMES)
-            raise TypeError(f"zcomm.fsdp.compress: expected settings {known}, got {name!r}")
     if isinstance(codec, Hierarchy) or isinstance(param_codec, Hierarchy):
         raise TypeError(
             "zcomm.fsdp.compress: expected a codec or patterns, got a Hierarchy: FSDP2 has one hop "
-            "here; use fully_shard with a 2-D mesh (HSDP) to keep collectives inside of hosts"
+            "here; use fully_shard with a 2-D mesh (HSDP) to keep collectives inside hosts"
         )
-    of_gradients = _settings(codec, residual_dtype, settings)
-    of_parameters = None
-    if param_codec is not None:
-        of_parameters = _param_settings(param_codec, of_gradients.min_numel)
+    of_gradients = Settings(
+        codec,
+        feedback=feedback,
+        start_step=start_step,
+        chunk_mb=chunk_mb,
+        timeout_s=timeout_s,
+        verify=verify,
+        min_numel=min_numel,
+        residual_dtype=torch.float32 if residual_dtype is None else residual_dtype,
+        threads=threads,
+    )
+    if residual_dtype is None:
+        of_gradients = _with_small_residuals(of_gradients)
+    of_parameters = None if param_codec is None else _param_settings(param_codec, min_numel)
     modules = sharded_modules(model)
     compressor = FsdpCompressor(modules, of_gradients, of_parameters)
     for module in modules:
@@ -122,15 +139,10 @@ class GatherWork(torch.distributed.Work):
         return self._job.completed()
 
 
-def _settings(
-    codec: Codecs, residual_dtype: torch.dtype | str | None, settings: Mapping[str, Any]
-) -> Settings:
-    if residual_dtype is not None:
-        return Settings(codec, residual_dtype=residual_dtype, **settings)
-    tried = Settings(codec, **settings)
-    decays = any(isinstance(tried.mode(used), float) for used in tried.codecs())
-    # int8 residuals cannot decay.
-    return Settings(codec, residual_dtype=torch.bfloat16 if decays else torch.int8, **settings)
+def _with_small_residuals(settings: Settings) -> Settings:
+    """With int8 residuals, or bf16 where a codec's feedback decays: int8 residuals cannot."""
+    decays = any(isinstance(settings.mode(used), float) for used in settings.codecs())
+    return replace(settings, residual_dtype=torch.bfloat16 if decays else torch.int8)
 
 
 def _param_settings(codec: Codecs, min_numel: int) -> Settings:

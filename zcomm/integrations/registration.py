@@ -8,9 +8,11 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from zcomm.ddp.api import Codecs, compress
+from zcomm.ddp.api import compress
 from zcomm.ddp.hook import HookState
 from zcomm.engine.handle import Handle
+from zcomm.sharding.hierarchy import Hierarchy
+from zcomm.sharding.settings import Codecs
 from zcomm.torch_private.ddp import uncompiled
 
 
@@ -22,7 +24,12 @@ class Registration:
     """
 
     def __init__(
-        self, codec: Codecs = "lm4", *, scaler: Any = None, resume: bool = True, **settings: Any
+        self,
+        codec: Codecs | Hierarchy = "lm4",
+        *,
+        scaler: Any = None,
+        resume: bool = True,
+        **settings: Any,
     ) -> None:
         HookState(codec, scaler=scaler, **settings)  # refuses what is wrong
         self._arguments = {"codec": codec, **settings}

@@ -38,7 +38,7 @@ from zcomm.ddp.compressor import DdpCompressor
 from zcomm.engine.handle import Handle
 from zcomm.monitor.layer_figures import Layer, LayerFigures
 from zcomm.monitor.samples import Memory, Meter, Sample
-from zcomm.zero.optimizer import ShardedOptimizer
+from zcomm.zero.optimizer import ZeroOptimizer
 
 __all__ = ["Callback", "Layer", "Log", "Memory", "Monitor", "Sample", "TensorBoard"]
 
@@ -56,7 +56,7 @@ class Monitor(ABC):
     """
 
     def __init__(
-        self, handle: Handle | ShardedOptimizer, every: int, layers_every: int | None
+        self, handle: Handle | ZeroOptimizer, every: int, layers_every: int | None
     ) -> None:
         self._every = arguments.count(every, "every", least=1)
         self._layers_every = layers_every
@@ -130,7 +130,7 @@ class Callback(Monitor):
 
     def __init__(
         self,
-        handle: Handle | ShardedOptimizer,
+        handle: Handle | ZeroOptimizer,
         fn: Callable[[Sample], object],
         every: int = 10,
         layers_every: int | None = _LAYERS_EVERY,
@@ -154,7 +154,7 @@ class TensorBoard(Monitor):
 
     def __init__(
         self,
-        handle: Handle | ShardedOptimizer,
+        handle: Handle | ZeroOptimizer,
         writer: Any,
         every: int = 10,
         layers_every: int | None = _LAYERS_EVERY,
@@ -184,7 +184,7 @@ class Log(Monitor):
 
     def __init__(
         self,
-        handle: Handle | ShardedOptimizer,
+        handle: Handle | ZeroOptimizer,
         every: int = 50,
         write: Callable[[str], object] | None = None,
         *,

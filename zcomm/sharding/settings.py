@@ -16,6 +16,8 @@ from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.hosts import Hosts
 from zcomm.sharding.residual_store import Mode
 
+# A codec's spec, or a dict of patterns of parameter names and specs.
+Codecs = str | Codec | Mapping[str, str | Codec]
 PLAIN = codec("none")
 # Codecs that carry a dtype exactly.
 EXACT = {
@@ -30,20 +32,9 @@ _NOT_COMPARED = ("threads",)  # how fast, not what
 
 @dataclass(frozen=True)
 class Settings:
-    """What `zcomm.compress` takes.
+    """The settings that `zcomm.compress` takes and describes, checked."""
 
-    codec        a spec, or a dict of patterns of parameter names and specs; the first match counts;
-                 or a zcomm.Hierarchy with a codec for each of two hops
-    feedback     None: the best for each codec; True, False, or a decay between 0 and 1
-    start_step   steps before this one are uncompressed
-    chunk_mb     fp32 megabytes that are encoded and sent at once; None: the best for the group
-    timeout_s    when to give up on the other ranks; None: the group's own timeout
-    verify       whether frames carry checksums
-    min_numel    smaller parameters go uncompressed
-    residual_dtype, threads: storage of residuals; threads of the codecs (None: torch's)
-    """
-
-    codec: str | Codec | Mapping[str, str | Codec] | Hierarchy = "lm4"
+    codec: Codecs | Hierarchy = "lm4"
     feedback: bool | float | None = None
     start_step: int = 0
     chunk_mb: float | None = None

@@ -1,14 +1,14 @@
-"""The state of a ShardedOptimizer in the ordinary torch format, and back.
+"""The state of a ZeroOptimizer in the ordinary torch format, and back.
 
-Parameter by parameter, from the owners to one rank: nobody but that rank holds more than its
-shards, and one tensor more at a time.
+Owners send to one rank, parameter by parameter. The other ranks never hold more than their shards
+and one tensor.
 """
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,18 +16,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zcomm.transport.channels import gather_bytes
-from zcomm.zero.elementwise import ELEMENT
+from zcomm.zero.elementwise import ELEMENT, options_of
+from zcomm.zero.groups import ShardedGroups
 from zcomm.zero.shards import Shard
-from zcomm.zero.state import Sharded
 
 
 def is_ordinary_state(state: object) -> bool:
     return isinstance(state, Mapping) and set(state) == {"state", "param_groups"}
 
 
-def consolidate(opt: Sharded, to: int) -> dict[str, Any] | None:
-    """Collective; the state on rank `to`, None on the others."""
-    compressor = opt.compressor
+def consolidate(groups: ShardedGroups, to: int) -> dict[str, Any] | None:
+    """Collective: returns the state on rank `to`, None on the others."""
+    compressor = groups.compressor
     compressor.raise_failure()
     if not 0 <= to < compressor.world_size:
         raise ValueError(
@@ -35,49 +35,49 @@ def consolidate(opt: Sharded, to: int) -> dict[str, Any] | None:
             f"{compressor.world_size}, got {to}"
         )
     state: dict[int, dict[str, Any]] = {}
-    for index, shard, kinds in _numbered(opt):
-        held = opt.inner.state.get(shard.tensor)
+    for index, shard, kinds in groups.numbered():
+        held = groups.inner.state.get(shard.tensor)
         if held:
             state[index] = {
-                key: _gathered(opt, shard, value, to)
+                key: _gathered(groups, shard, value, to)
                 if kinds.get(key) is ELEMENT
                 else copy.deepcopy(value)
                 for key, value in held.items()
             }
     if compressor.rank != to:
         return None
-    return {"state": state, "param_groups": _groups(opt)}
+    return {"state": state, "param_groups": _numbered_groups(groups)}
 
 
-def load_ordinary(opt: Sharded, state: Mapping[str, Any] | None) -> None:
-    """Collective. Every rank takes its runs, from its own copy of the state or from a rank's."""
-    group = opt.compressor.group
-    everyones = gather_bytes(b"" if state is None else pickle.dumps(_outline(opt, state)), group)
+def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> None:
+    """Collective: each rank takes its runs from its own copy of the state, or is sent them."""
+    group = groups.compressor.group
+    everyones = gather_bytes(b"" if state is None else pickle.dumps(_outline(groups, state)), group)
     source = next((rank for rank, outline in enumerate(everyones) if outline), None)
     if source is None:
         raise ValueError(
-            f"rank {opt.compressor.rank}: load_state_dict: expected a state on at least one rank, "
-            "got None on all of them"
+            f"rank {groups.compressor.rank}: load_state_dict: expected a state on at least one "
+            "rank, got None on all of them"
         )
     outline = pickle.loads(everyones[source])
-    _expect_fit(opt, outline)
+    _expect_fit(groups, outline)
     runs = _own_runs if all(everyones) else _sent_runs
-    for index, shard, kinds in _numbered(opt):
-        opt.inner.state.pop(shard.tensor, None)
+    for index, shard, kinds in groups.numbered():
+        groups.inner.state.pop(shard.tensor, None)
         values = outline["state"].get(index)
         if values:
             mine = state["state"][index] if state is not None else {}
-            opt.inner.state[shard.tensor] = {
-                key: runs(opt, shard, mine.get(key), source) if kinds[key] is ELEMENT else value
+            groups.inner.state[shard.tensor] = {
+                key: runs(groups, shard, mine.get(key), source) if kinds[key] is ELEMENT else value
                 for key, value in values.items()
             }
-    for options, saved in zip(opt.param_groups, outline["param_groups"]):
+    for options, saved in zip(groups.groups, outline["param_groups"]):
         options.update({key: value for key, value in saved.items() if key != "params"})
 
 
-def _outline(opt: Sharded, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with shapes in place of what has a value for each element."""
-    kinds = {index: found for index, _, found in _numbered(opt)}
+def _outline(groups: ShardedGroups, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with shapes in place of tensors that have a value for each element."""
+    kinds = {index: found for index, _, found in groups.numbered()}
     outlined = {
         index: {
             key: v.shape if kinds.get(index, {}).get(key) is ELEMENT and hasattr(v, "shape") else v
@@ -88,13 +88,14 @@ def _outline(opt: Sharded, state: Mapping[str, Any]) -> dict[str, Any]:
     return {"param_groups": state["param_groups"], "state": outlined}
 
 
-def _expect_fit(opt: Sharded, outline: Mapping[str, Any]) -> None:
-    """Refuses another model's state, on every rank, before anything is changed."""
-    what = f"rank {opt.compressor.rank}: load_state_dict: expected"
-    mine, saved = ([len(g["params"]) for g in gs] for gs in (_groups(opt), outline["param_groups"]))
+def _expect_fit(groups: ShardedGroups, outline: Mapping[str, Any]) -> None:
+    """Refuses another model's state, on every rank, before anything changes."""
+    what = f"rank {groups.compressor.rank}: load_state_dict: expected"
+    both = groups.groups, outline["param_groups"]
+    mine, saved = ([len(group["params"]) for group in one] for one in both)
     if mine != saved:
         raise ValueError(f"{what} groups of {mine} parameters, got groups of {saved}")
-    for index, shard, kinds in _numbered(opt):
+    for index, shard, kinds in groups.numbered():
         values = outline["state"].get(index) or {}
         if values and set(values) != set(kinds):
             raise ValueError(f"{what} state {sorted(kinds)} of an optimizer, got {sorted(values)}")
@@ -104,13 +105,13 @@ def _expect_fit(opt: Sharded, outline: Mapping[str, Any]) -> None:
                 raise ValueError(f"{what} {key} of {shard.name!r} of shape {expected}, got {shape}")
 
 
-def _own_runs(opt: Sharded, shard: Shard, whole: Tensor | None, source: int) -> Tensor:
+def _own_runs(groups: ShardedGroups, shard: Shard, whole: Tensor | None, source: int) -> Tensor:
     assert whole is not None
     return _in_memory_order(shard, whole)[shard.start : shard.stop].clone()
 
 
-def _sent_runs(opt: Sharded, shard: Shard, whole: Tensor | None, source: int) -> Tensor:
-    compressor, bounds = opt.compressor, shard.item.bounds
+def _sent_runs(groups: ShardedGroups, shard: Shard, whole: Tensor | None, source: int) -> Tensor:
+    compressor, bounds = groups.compressor, shard.item.bounds
     mine = torch.empty_like(shard.tensor)
     if compressor.rank != source:
         if mine.numel():
@@ -128,7 +129,7 @@ def _sent_runs(opt: Sharded, shard: Shard, whole: Tensor | None, source: int) ->
 
 
 def _in_memory_order(shard: Shard, whole: Tensor) -> Tensor:
-    """A value for each element, in the order of the parameter's memory."""
+    """A tensor of the parameter's shape, flattened in the order of the parameter's memory."""
     p = shard.parameter
     like = shard.tensor
     ordered = torch.empty_strided(p.shape, p.stride(), dtype=like.dtype, device=like.device)
@@ -136,29 +137,19 @@ def _in_memory_order(shard: Shard, whole: Tensor) -> Tensor:
     return ordered.as_strided((p.numel(),), (1,))
 
 
-def _numbered(opt: Sharded) -> Iterator[tuple[int, Shard, Mapping[str, Any]]]:
-    """The shards with the numbers that torch's state dicts give to their parameters."""
-    by_id = {id(shard.parameter): shard for shard in opt.shards.values()}
-    index = 0
-    for group, kinds in zip(opt.param_groups, opt.state_kinds):
-        for p in group["params"]:
-            if id(p) in by_id:
-                yield index, by_id[id(p)], kinds
-            index += 1
-
-
-def _groups(opt: Sharded) -> list[dict[str, Any]]:
-    groups, index = [], 0
-    for group in opt.param_groups:
+def _numbered_groups(groups: ShardedGroups) -> list[dict[str, Any]]:
+    """The param groups, with numbers for parameters, as torch saves them."""
+    numbered, index = [], 0
+    for group in groups.groups:
         count = len(group["params"])
-        groups.append({**opt.options(group), "params": list(range(index, index + count))})
+        numbered.append({**options_of(group), "params": list(range(index, index + count))})
         index += count
-    return groups
+    return numbered
 
 
-def _gathered(opt: Sharded, shard: Shard, mine: Tensor, to: int) -> Tensor | None:
-    """The whole of something that is sharded as `shard` is, in the parameter's shape."""
-    compressor = opt.compressor
+def _gathered(groups: ShardedGroups, shard: Shard, mine: Tensor, to: int) -> Tensor | None:
+    """All ranks' runs of a tensor that is sharded like `shard`, in the parameter's shape."""
+    compressor = groups.compressor
     bounds, group = shard.item.bounds, compressor.group
     if compressor.rank != to:
         if mine.numel():

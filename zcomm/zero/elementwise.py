@@ -1,11 +1,14 @@
-"""Whether an optimizer can work on shards: it must treat every element alike.
+"""Whether an optimizer works on shards: it must update each element independently of the others.
 
-It is tried: a small tensor as a whole, and the same in two parts, must be updated alike.
+zcomm tries it out: a small tensor must get the same update as a whole and in two parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -14,29 +17,69 @@ from torch.optim import Optimizer
 
 ELEMENT = "one value for each element"
 _SHAPE, _SIZES, _STEPS = (6, 8), [20, 28], 3
-# Fused kernels round a vector's last elements in another way.
+# Fused kernels round the last elements of a vector differently.
 _RTOL, _ATOL = 1e-5, 1e-7
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """A torch optimizer class and its keyword arguments; refuses what is no optimizer class."""
+
+    optimizer_class: Any
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        _expect_optimizer_class(self.optimizer_class)
+
+    def expect_known(self, names: Sequence[str], settings: Sequence[str]) -> None:
+        """Refuses a keyword that the class does not take, and suggests the nearest names."""
+        takes = inspect.signature(self.optimizer_class).parameters
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values()):
+            return
+        known = list(dict.fromkeys([*settings, *(name for name in takes if name != "params")]))
+        for name in names:
+            if name not in takes:
+                near = get_close_matches(name, known) or known
+                raise TypeError(
+                    f"ZeroOptimizer: expected a setting of zcomm or an argument of "
+                    f"{self.optimizer_class.__name__}, got {name!r}; the nearest are "
+                    f"{', '.join(near)}"
+                )
+
+    def make(self, groups: Any) -> Any:
+        return self.optimizer_class(groups, **self.options)
+
+    def defaults(self) -> dict[str, Any]:
+        self.state_kinds({})
+        defaults: dict[str, Any] = self.make([torch.zeros(1)]).defaults
+        return defaults
+
+    def state_kinds(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """See try_on_parts."""
+        return try_on_parts(self.optimizer_class, self.options, options_of(group))
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A param group without its parameters."""
+    return {key: v for key, v in group.items() if key not in ("params", "param_names")}
 
 
 def try_on_parts(
     optimizer_class: Any, arguments: Mapping[str, Any], group: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What state the optimizer keeps, by name: ELEMENT (a value for each element), or a sample.
+    """The state that the optimizer keeps, by name: ELEMENT (a value per element), or a sample.
 
-    `group` are the options of a param group. Refuses an optimizer that cannot work on parts of a
-    parameter, and says why.
+    `group` has the options of a param group. Refuses an optimizer that cannot update a parameter
+    in parts, and says why.
     """
-    name = getattr(optimizer_class, "__name__", repr(optimizer_class))
-    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
-        raise TypeError(
-            f"ZeroOptimizer: expected a class of torch.optim, such as torch.optim.AdamW, got {name}"
-        )
+    _expect_optimizer_class(optimizer_class)
+    name = optimizer_class.__name__
     whole = torch.linspace(-1, 1, _SHAPE[0] * _SHAPE[1]).reshape(_SHAPE)
     parts = [part.clone() for part in torch.split(whole.flatten(), _SIZES)]
     try:
         state = _steps(optimizer_class([{"params": [whole], **group}], **arguments), whole, 0)
         start = 0
-        for part in parts:  # each on its own, as on the ranks
+        for part in parts:  # each with its own optimizer, as on the ranks
             _steps(optimizer_class([{"params": [part], **group}], **arguments), part, start)
             start += part.numel()
     except Exception as error:
@@ -57,8 +100,16 @@ def try_on_parts(
     }
 
 
+def _expect_optimizer_class(given: Any) -> None:
+    if not (isinstance(given, type) and issubclass(given, Optimizer)):
+        raise TypeError(
+            f"ZeroOptimizer: expected a class of torch.optim, such as torch.optim.AdamW, got "
+            f"{getattr(given, '__name__', repr(given))}"
+        )
+
+
 def _steps(optimizer: Optimizer, t: Tensor, start: int) -> Any:
-    """A few steps with gradients that depend on the place of an element; the tensor's state."""
+    """Runs a few steps, with gradients that depend on an element's position; returns t's state."""
     numbers = torch.arange(start, start + t.numel(), dtype=torch.float32)
     for step in range(_STEPS):
         t.grad = torch.cos(numbers * (step + 1)).reshape(t.shape)

@@ -60,8 +60,8 @@ class Gathers:
         self._compressor, self._param_settings = compressor, param_settings
         self._usual: list[Gather] = []
 
-    def forget(self) -> None:
-        """Parameters have come, or have moved."""
+    def clear(self) -> None:
+        """After parameters were added, or moved."""
         self._usual = []
 
     def run(self, shards: Collection[Shard], what: str, note: str, exact: bool) -> None:

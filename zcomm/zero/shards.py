@@ -1,19 +1,18 @@
 """Shards: this rank's runs of parameters and of their gradients.
 
-| what a shard has | |
+| attribute of a shard | |
 | --- | --- |
-| `flat`   | the parameter's memory, as one dimension; all of it |
+| `flat`   | all of the parameter's memory, as one dimension |
 | `tensor` | what the optimizer updates: this rank's run of `flat`, or an fp32 master of that run |
 | `sum`    | this rank's run of the gradient, in fp32 (fp64 for fp64 parameters) |
-| `gradient` | what stands in `p.grad` |
+| `gradient` | the tensor in `p.grad` |
 
-A master is there where the run itself cannot be the truth: bf16 and fp16 parameters, and parameters
-that are gathered with a codec.
+There is a master where the run itself is not precise enough: for bf16 and fp16 parameters, and for
+parameters that are gathered with a codec.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -33,16 +32,16 @@ class Shard:
         self.name, self.parameter, self.item = name, parameter, item
         self.start, self.stop = item.bounds[rank], item.bounds[rank + 1]
         self.has_master = False
-        # What the parameter was in a checkpoint, until the next step: loading the model after the
-        # optimizer is no change.
-        self.shared: Tensor | None = None
+        # The run in a loaded checkpoint, until the next step: if the model is loaded after the
+        # optimizer, that does not count as a change.
+        self.loaded_run: Tensor | None = None
         self.flat = flat_memory(name, parameter)
         self._form = _form(parameter)
-        self._address = self.flat.data_ptr()  # as a number: a storage can move by itself
+        self._address = self.flat.data_ptr()  # a number, because a storage can move
         self.tensor = self.run
         self.sum = torch.empty(0, device=self.flat.device)
         self.gradient: ShardedGradient
-        self.remember()
+        self.mark_unchanged()
 
     def make_master(self) -> None:
         self.tensor = self.run.to(torch.float32, copy=True)
@@ -58,18 +57,18 @@ class Shard:
         return self.stop - self.start
 
     def changed(self) -> bool:
-        """Whether others wrote to the parameter, or gave it other memory, since remember()."""
+        """Whether someone wrote to the parameter, or moved it, since mark_unchanged()."""
         return version(self.parameter) != self._version or self.moved()
 
     def moved(self) -> bool:
         return self.parameter.data_ptr() != self._address
 
-    def remember(self) -> None:
-        """The parameter is now as this shard knows it."""
+    def mark_unchanged(self) -> None:
+        """Later changes of the parameter count from here."""
         self._version = version(self.parameter)
 
     def rebind(self) -> None:
-        """Follows the parameter to other memory; the optimizer's tensor stays the same object."""
+        """Follows the parameter to other memory; the optimizer's tensor remains the same object."""
         form = _form(self.parameter)
         if form != self._form:
             raise ValueError(
@@ -83,19 +82,19 @@ class Shard:
             if not self.has_master:
                 self.tensor.data = self.run
 
-    def read(self) -> None:
-        """The master takes the parameter's values, unless it stands for them already."""
-        known = self.tensor.to(self.flat.dtype) if self.shared is None else self.shared
+    def update_master(self) -> None:
+        """Sets the master to the parameter's values, unless they come from the master."""
+        known = self.tensor.to(self.flat.dtype) if self.loaded_run is None else self.loaded_run
         if self.has_master and not torch.equal(known, self.run):
             self.tensor.copy_(self.run)
 
 
 class GradientShards:
-    """The sums of gradients that this rank owns: where the hook's reduce-scatter ends."""
+    """The sums of gradients that this rank owns: the sink of the hook's reduce-scatter."""
 
     def __init__(self, unscale: Unscale, bucket_views: bool) -> None:
         self.shards: dict[str, Shard] = {}
-        self._bucket_views = bucket_views  # DDP wants to find its own views in p.grad
+        self._bucket_views = bucket_views  # DDP expects its own views in p.grad
         self._hidden: list[Shard] = []
         self._unscale = unscale
         self._positions: dict[torch.dtype, dict[str, int]] = {}
@@ -106,17 +105,17 @@ class GradientShards:
         return self.shards
 
     def add(self, shards: Iterable[Shard]) -> None:
-        """Makes room for the sums of more parameters; what was there stays."""
+        """Allocates the sums of more parameters; existing sums keep their values."""
         self.shards |= {shard.name: shard for shard in shards}
         before = {name: s.sum for name, s in self.shards.items() if s.sum.numel()}
         for dtype in (torch.float32, torch.float64):
-            self._place(
+            self._allocate(
                 dtype, [s for s in self.shards.values() if _sum_dtype(s.flat.dtype) is dtype]
             )
         for name, values in before.items():
             self.shards[name].sum.copy_(values)
 
-    def _place(self, dtype: torch.dtype, shards: Sequence[Shard]) -> None:
+    def _allocate(self, dtype: torch.dtype, shards: Sequence[Shard]) -> None:
         positions, end = {}, 0
         for shard in shards:
             positions[shard.name] = end
@@ -143,23 +142,22 @@ class GradientShards:
         return self._sums[_sum_dtype(dtype)]
 
     def take(self, names: Sequence[str]) -> bool:
-        """Local gradients are in the bucket, and not needed any more. True if some sums stay."""
+        """Drops local gradients, which are in the bucket. True if it must be added to sums."""
         shards = [self.shards[name] for name in names]
-        staying = [_stays(shard) for shard in shards]
-        for shard, stays in zip(shards, staying):
-            if any(staying) and not stays:
+        kept = [_keeps_sum(shard) for shard in shards]
+        for shard, keeps in zip(shards, kept):
+            if any(kept) and not keeps:
                 shard.sum.zero_()
-            # What was wanted of it is in the bucket; after zero_grad() nothing is.
             shard.gradient.local = None
             shard.gradient.in_backward = True
-            # None: this rank did not use it. DDP decides whether another one did.
+            # None: this rank did not use it. DDP finds out whether another rank did.
             if shard.parameter.grad is not None and not self._bucket_views:
                 shard.parameter.grad = shard.gradient
-        return any(staying)
+        return any(kept)
 
     def hide(self) -> None:
-        """Before a forward pass, which may rebuild DDP's buckets: with bucket views that fills the
-        new ones from p.grad, as if there had been a backward()."""
+        """Before a forward pass, which may rebuild DDP's buckets: with bucket views DDP would fill
+        the new ones from p.grad, as after a backward()."""
         self._hidden = [s for s in self.shards.values() if s.parameter.grad is s.gradient]
         for shard in self._hidden:
             shard.parameter.grad = None
@@ -182,24 +180,8 @@ class GradientShards:
                 shard.parameter.grad = gradient
 
 
-class AroundForward:
-    """A forward hook of the model that calls a method; a copy of the model has one without."""
-
-    def __init__(self, gradients: GradientShards | None, method: str) -> None:
-        self._gradients = None if gradients is None else weakref.ref(gradients)
-        self._method = method
-
-    def __call__(self, *_: object) -> None:
-        gradients = self._gradients and self._gradients()
-        if gradients is not None:
-            getattr(gradients, self._method)()
-
-    def __reduce__(self) -> tuple[type[AroundForward], tuple[None, str]]:
-        return AroundForward, (None, self._method)
-
-
 def flat_memory(name: str, p: Tensor) -> Tensor:
-    """A parameter's memory as one dimension; refuses one with gaps or overlaps."""
+    """A parameter's memory as one dimension; refuses gaps and overlaps."""
     with torch.no_grad():
         dense, expected = p.detach(), 1
         for size, stride in sorted(zip(p.shape, p.stride()), key=lambda pair: pair[1]):
@@ -220,8 +202,8 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _stays(shard: Shard) -> bool:
-    """Whether the sum is still wanted: there was no zero_grad() since it was made."""
+def _keeps_sum(shard: Shard) -> bool:
+    """Whether the sum is still needed: there was no zero_grad() since it was made."""
     gradient = shard.gradient
-    unused = shard.parameter.grad is gradient and not gradient.zeroed
-    return gradient.reduced_twice or unused
+    not_zeroed = shard.parameter.grad is gradient and not gradient.zeroed
+    return gradient.reduced_twice or not_zeroed

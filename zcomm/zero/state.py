@@ -1,20 +1,20 @@
-"""What a ShardedOptimizer saves, sharded, for torch.distributed.checkpoint.
+"""The state of a ZeroOptimizer, sharded, for torch.distributed.checkpoint.
 
 | key | |
 | --- | --- |
 | `about` | JSON: settings, parameters, step, world size, and which parameters have state |
 | `param_groups` | options and parameter names of each group |
-| `state` | name → state of the optimizer; values of elements are shards |
+| `state` | name → the optimizer's state; tensors with a value per element are shards |
 | `masters` | name → fp32 shard, where there is a master |
-| `shared` | name → what all ranks have, where it is not the master rounded |
+| `shared` | name → the parameter that all ranks have, where it differs from the rounded master |
 | `residuals` | `sent`: name → a row for each rank; `owned`: name → shard |
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,53 +25,37 @@ from zcomm.ddp.compressor import DdpCompressor
 from zcomm.sharding.checkpoint_tensors import ResidualRow, SavedRow, SharedCopy, StateShard
 from zcomm.sharding.hop_storage import HopStorage
 from zcomm.sharding.residual_store import ResidualStore
-from zcomm.zero.elementwise import ELEMENT
+from zcomm.zero.elementwise import ELEMENT, options_of
+from zcomm.zero.groups import ShardedGroups
 from zcomm.zero.shards import Shard
 
 _VERSION = 1
 
 
-class Sharded(Protocol):
-    """What is needed of a ShardedOptimizer, which lies above."""
-
-    compressor: DdpCompressor
-    inner: Optimizer
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def state_kinds(self) -> list[dict[str, Any]]: ...
-    @property
-    def shards(self) -> Mapping[str, Shard]: ...
-    def identity(self) -> dict[str, Any]: ...
-    def is_coded(self, shard: Shard) -> bool: ...
-    def options(self, group: Mapping[str, Any]) -> dict[str, Any]: ...
-    def groups_of_shards(self) -> Iterator[tuple[int, list[Shard]]]: ...
-
-
-def state_dict(opt: Sharded) -> dict[str, Any]:
-    """References to the optimizer's own memory, as in torch."""
-    compressor = opt.compressor
+def state_dict(groups: ShardedGroups) -> dict[str, Any]:
+    """Its tensors are the optimizer's own memory, as in torch."""
+    compressor = groups.compressor
     compressor.synchronize()
     compressor.buckets.hold_all()
     about = {
-        **opt.identity(),
+        **groups.identity(),
         "version": _VERSION,
         "world_size": compressor.world_size,
         "step": compressor.step,
         "scale": compressor.scale,
-        "initialised": [s.name for s in opt.shards.values() if opt.inner.state.get(s.tensor)],
+        "initialised": [s.name for s in groups.shards.values() if groups.inner.state.get(s.tensor)],
     }
-    masters = [shard for shard in opt.shards.values() if shard.has_master and shard.item.numel]
-    shared = [shard for shard in masters if opt.is_coded(shard)]
+    masters = [shard for shard in groups.shards.values() if shard.has_master and shard.item.numel]
+    shared = [shard for shard in masters if groups.is_coded(shard)]
     return {
         "about": json.dumps(about),
         "param_groups": tuple(
-            {**opt.options(group), "params": [shard.name for shard in shards]}
-            for (_, shards), group in zip(opt.groups_of_shards(), opt.param_groups)
+            {**options_of(group), "params": names}
+            for group, names in zip(groups.groups, groups.names())
         ),
         "state": {
-            shard.name: _saved_state(opt.inner.state.get(shard.tensor), kinds, shard)
-            for shard, kinds in _kinds(opt)
+            shard.name: _saved_state(groups.inner.state.get(shard.tensor), kinds, shard)
+            for _, shard, kinds in groups.numbered()
             if kinds
         },
         "masters": {s.name: StateShard.of(s.tensor, s.start, s.item.numel) for s in masters},
@@ -80,40 +64,38 @@ def state_dict(opt: Sharded) -> dict[str, Any]:
     }
 
 
-def load_state_dict(opt: Sharded, state: Mapping[str, Any]) -> list[tuple[Shard, Tensor]]:
-    """Takes over what was saved; refuses what does not fit before anything is changed.
+def load_state_dict(groups: ShardedGroups, state: Mapping[str, Any]) -> list[tuple[Shard, Tensor]]:
+    """Loads what was saved; refuses what does not fit before anything changes.
 
-    Returns this rank's runs of shared copies of which other ranks do not have theirs yet.
+    Returns this rank's runs of parameters that the other ranks still need.
     """
-    opt.compressor.synchronize()
-    about = checked_about(opt, state)
-    loaded = [_Loaded(shard, kinds, state) for shard, kinds in _kinds(opt)]
-    rows = _checked_rows(opt.compressor, state["residuals"]["sent"])
-    for group, saved in zip(opt.param_groups, state["param_groups"]):
+    groups.compressor.synchronize()
+    about = checked_about(groups, state)
+    loaded = [_Loaded(shard, kinds, state) for _, shard, kinds in groups.numbered()]
+    rows = _checked_rows(groups.compressor, state["residuals"]["sent"])
+    for group, saved in zip(groups.groups, state["param_groups"]):
         group.update({key: value for key, value in saved.items() if key != "params"})
     initialised = set(about["initialised"])
     for one in loaded:
-        one.take(opt.inner, one.shard.name in initialised)
-    _load_residuals(opt.compressor, rows, state["residuals"]["owned"])
-    opt.compressor.step, opt.compressor.scale = about["step"], about["scale"]
-    return [
-        (one.shard, one.shared) for one in loaded if one.shared is not None and not one.was_read
-    ]
+        one.take(groups.inner, one.shard.name in initialised)
+    _load_residuals(groups.compressor, rows, state["residuals"]["owned"])
+    groups.compressor.step, groups.compressor.scale = about["step"], about["scale"]
+    return [(one.shard, one.run) for one in loaded if one.run is not None and not one.in_parameter]
 
 
 class _Loaded:
-    """What a state has of one shard, checked."""
+    """The saved state of one shard, checked."""
 
     def __init__(self, shard: Shard, kinds: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         self.shard = shard
         saved = state["state"].get(shard.name) or _saved_state(None, kinds, shard)
-        empty = torch.empty_like(shard.tensor)  # of a parameter without elements
+        empty = torch.empty_like(shard.tensor)  # for a parameter without elements
         self.values = {key: _plain(shard, key, saved.get(key, empty)) for key in kinds}
         self.master = _plain(shard, "master", state["masters"].get(shard.name))
         shared = state["shared"].get(shard.name)
-        # What a checkpoint has read is in the parameter already.
-        self.was_read = isinstance(shared, SharedCopy)
-        self.shared = _plain(shard, "shared copy", shared)
+        # torch.distributed.checkpoint reads a SharedCopy straight into the parameter.
+        self.in_parameter = isinstance(shared, SharedCopy)
+        self.run = _plain(shard, "shared copy", shared)
 
     def take(self, inner: Optimizer, initialised: bool) -> None:
         shard = self.shard
@@ -122,30 +104,24 @@ class _Loaded:
             inner.state[shard.tensor] = self.values
         if self.master is not None:
             shard.tensor.copy_(self.master)
-        if self.shared is not None:
-            shard.shared = self.shared.clone()
-        shard.remember()
+        if self.run is not None:
+            shard.loaded_run = self.run.clone()
+        shard.mark_unchanged()
 
 
 def is_sharded_state(state: object) -> bool:
     return isinstance(state, Mapping) and "about" in state and "param_groups" in state
 
 
-def _kinds(opt: Sharded) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    for index, shards in opt.groups_of_shards():
-        for shard in shards:
-            yield shard, opt.state_kinds[index]
-
-
 def _saved_state(
     held: Mapping[str, Any] | None, kinds: Mapping[str, Any], shard: Shard
 ) -> dict[str, Any]:
-    """One parameter's state; zeros where there is none yet, so that every key is there."""
+    """One parameter's state; zeros where there is none yet, so that no key is missing."""
     saved: dict[str, Any] = {}
     for key, kind in kinds.items():
         value = held.get(key) if held else None
         if kind is ELEMENT and not shard.item.numel:
-            continue  # a checkpoint has no tensors without elements
+            continue  # torch's checkpoints cannot have tensors without elements
         if kind is ELEMENT:
             part = torch.zeros_like(shard.tensor) if value is None else value
             saved[key] = StateShard.of(part, shard.start, shard.item.numel)
@@ -192,7 +168,7 @@ def _owned(storage: HopStorage, side: int, rank: int) -> StateShard:
 
 
 def _checked_rows(compressor: DdpCompressor, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of this rank's residuals; refuses those of another one."""
+    """The rows of this rank's residuals; refuses those of another rank."""
     sharers = _sharers(compressor.feedback) or (compressor.rank,)
     mine = compressor.rank, compressor.world_size, sharers
     for name, row in saved.items():
@@ -207,7 +183,7 @@ def _checked_rows(compressor: DdpCompressor, saved: Mapping[str, Any]) -> dict[s
 
 
 def _sharers(feedback: ResidualStore) -> tuple[int, ...]:
-    """The ranks that share the elements of a residual: those of a host, each its column."""
+    """The ranks of a host, which share the elements of a residual: each has its column."""
     return feedback.hosts.neighbours if feedback.hosts else ()
 
 
@@ -223,9 +199,9 @@ def _load_residuals(
             storage.write(side, owned[name].part())
 
 
-def checked_about(opt: Sharded, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the state says of itself; refuses one of another model, optimizer or codec."""
-    rank = opt.compressor.rank
+def checked_about(groups: ShardedGroups, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the state says about itself; refuses that of another model, optimizer or codec."""
+    rank = groups.compressor.rank
     if not is_sharded_state(state):
         got = str(sorted(state)) if isinstance(state, Mapping) else arguments.describe(state)
         raise ValueError(
@@ -233,7 +209,7 @@ def checked_about(opt: Sharded, state: Mapping[str, Any]) -> dict[str, Any]:
             f"of an ordinary optimizer, got {got}"
         )
     about: dict[str, Any] = json.loads(state["about"])
-    mine = json.loads(json.dumps({**opt.identity(), "version": _VERSION}))
+    mine = json.loads(json.dumps({**groups.identity(), "version": _VERSION}))
     for field, expected in mine.items():
         if about.get(field) != expected:
             what, theirs = arguments.first_difference(expected, about.get(field))
