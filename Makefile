@@ -38,10 +38,10 @@ test: $(VENV)/installed ## build and install the wheel, run all tests against it
 # packaging. Compiles only when a native file has changed. 75 seconds on two idle cores.
 FAST_TESTS := tests/base tests/codecs tests/contract tests/report \
     tests/kernels/test_isa.py tests/kernels/test_kernel_choice.py \
-    $(addprefix tests/ddp/test_,ddp_dtypes.py ddp_graphs.py ddp_handle.py ddp_modes.py loss_scale.py settings.py) \
-    $(addprefix tests/zero/test_zero_,arguments.py gradients.py misuse.py modes.py parameters.py) \
-    tests/fsdp/test_fsdp_arguments.py \
-    tests/fsdp/test_fsdp_modes.py::test_codec_none_is_plain_fsdp2_to_the_bit tests/monitor \
+    $(addprefix tests/ddp/test_,dtypes.py graphs.py handle.py modes.py loss_scale.py settings.py) \
+    $(addprefix tests/zero/test_,arguments.py gradients.py misuse.py modes.py parameters.py) \
+    tests/fsdp/test_arguments.py \
+    tests/fsdp/test_modes.py::test_codec_none_is_plain_fsdp2_to_the_bit tests/monitor \
     tests/project/test_architecture.py tests/project/test_guide.py tests/project/test_habits.py
 
 test-fast: build/in-place ## the tests of the edit loop, against the source tree: under two minutes
