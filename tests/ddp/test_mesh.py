@@ -225,7 +225,7 @@ def hook_after_a_forward_pass(rank: int, world_size: int) -> list[str]:
 def test_parameters_that_torch_took_out_of_the_model_are_noticed(quartet: World) -> None:
     for messages in quartet.run(hook_after_a_forward_pass):
         for message in messages:
-            assert "got one that does not name 4 of 6: over one dimension of a mesh" in message
+            assert "got one without 4 of 6: over one dimension of a mesh" in message
 
 
 def reduce_over_a_mesh(rank: int, world_size: int) -> Any:

@@ -175,12 +175,15 @@ def test_hosts_that_do_not_fit_are_refused_on_every_rank(quartet: World) -> None
         missing, unequal, fine, three, short, uneven, patterns = found
         assert missing[0] == unequal[0] == three[0] == short[0] == uneven[0] == "ValueError"
         assert "expected LOCAL_WORLD_SIZE, the number of ranks on this host" in missing[1]
-        assert "give hosts=" in missing[1]
+        assert "pass hosts=" in missing[1]
         for error in (unequal, three, uneven):
-            assert f"rank {rank}: Hierarchy: expected as many ranks on every host" in error[1]
+            assert (
+                f"rank {rank}: Hierarchy: expected the same number of ranks on every host"
+                in error[1]
+            )
         assert "LOCAL_WORLD_SIZE 1 on rank 0, 2 on rank 1" in unequal[1]
         assert "3 on host 0, 1 on host 1" in three[1]
-        assert "without rank 3" in short[1]
+        assert "without the group's rank 3" in short[1]
         assert fine == ("NoneType", "None")
         assert patterns[0] == "TypeError"
         assert "expected one codec across hosts" in patterns[1]
@@ -206,7 +209,7 @@ def test_one_and_two_hops_at_once_are_refused() -> None:
         ({"local": "int9"}, ValueError, "expected one of none, bf16"),
         ({"hosts": 0}, ValueError, "expected hosts >= 1, got 0"),
         ({"hosts": 1.5}, TypeError, "expected hosts as an int, got 1.5; or lists of ranks"),
-        ({"hosts": [0, 1]}, TypeError, "expected hosts as lists of ranks"),
+        ({"hosts": [0, 1]}, TypeError, "expected a list of ranks for each host"),
         ({"hosts": [[0, 1], [1, 2]]}, ValueError, "expected each rank on one host, got rank 1"),
         ({"across": Hierarchy()}, TypeError, "got a Hierarchy"),
     ],

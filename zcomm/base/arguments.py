@@ -108,7 +108,7 @@ def expect_tensor(t: object, what: str, remedy: str = "") -> None:
     """Refuses what is no tensor, and sparse tensors."""
     if not isinstance(t, Tensor):
         if cupy_arrays.is_array(t):
-            remedy = "; the others of this call are tensors, use torch.from_dlpack(array)"
+            remedy = "; the other arguments are tensors: use torch.from_dlpack(array)"
         raise TypeError(f"{what}: expected a tensor, got {describe(t)}{remedy}")
     if t.layout is not _DENSE:
         raise ValueError(

@@ -67,7 +67,7 @@ def shared(value: object, what: str) -> Any:
         return [shared(item, f"{what} {i}") for i, item in enumerate(value)]
     if isinstance(value, Tensor):
         raise TypeError(
-            f"{what}: expected a CuPy array, as the others of this call are, got a tensor; use "
+            f"{what}: expected a CuPy array like the other arguments, got a tensor; use "
             "cupy.from_dlpack(tensor)"
         )
     if not is_array(value):
@@ -82,8 +82,8 @@ def shared(value: object, what: str) -> Any:
         return from_dlpack(array)
     except BufferError as error:
         raise ValueError(
-            f"{what}: expected memory that torch can share, got {error}; managed memory "
-            "(cupy.cuda.malloc_managed) is none: use CuPy's own pool"
+            f"{what}: expected memory that torch can share, got {error}; torch cannot share "
+            "managed memory (cupy.cuda.malloc_managed): use CuPy's own pool"
         ) from None
 
 

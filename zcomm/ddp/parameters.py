@@ -49,10 +49,10 @@ def _expect_all_reduced(ddp: DistributedDataParallel, named: Mapping[str, Tensor
     missing = sum(id(p) not in known for p in reduced)
     if missing:
         raise ValueError(
-            f"expected a model that names all parameters that DDP reduces, got one that does not "
-            f"name {missing} of {len(reduced)}: over one dimension of a mesh, torch takes tensor-"
-            "parallel parameters out of the model in its first forward pass; call zcomm.compress "
-            "or make the ZeroOptimizer before that"
+            f"expected a model that has all parameters that DDP reduces, got one without {missing} "
+            f"of {len(reduced)}: over one dimension of a mesh, torch removes tensor-parallel "
+            "parameters from the model in its first forward pass; call zcomm.compress or create "
+            "the ZeroOptimizer before that"
         )
 
 
@@ -63,7 +63,7 @@ def device_of(named: Mapping[str, Tensor]) -> torch.device:
         if p.device != first[1].device:
             raise ValueError(
                 f"parameter {name!r}: expected device {first[1].device}, that of {first[0]!r}, got "
-                f"{p.device}; zcomm takes models on one device: move it with .to()"
+                f"{p.device}; zcomm needs the model on one device: move it with .to()"
             )
     return first[1].device
 

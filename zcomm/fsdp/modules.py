@@ -92,8 +92,8 @@ class ShardedModule(fsdp.ParamGroup):
         if self.numel(used) != numel:
             raise RuntimeError(
                 f"reduce-scatter of {self}: expected gradients of {self.numel(trainable)} elements "
-                f"(with padding), got {numel} and no way to tell which parameters have one; call "
-                "model.set_reduce_scatter_unused_params(True)"
+                f"(with padding), got {numel}, and torch does not say which parameters have one; "
+                "call model.set_reduce_scatter_unused_params(True)"
             )
         return used
 
@@ -158,8 +158,8 @@ def _of_state(state: Any, names: dict[nn.Module, str]) -> list[ShardedModule]:
     if len(groups) > 1:
         raise ValueError(
             f"module {name!r}: expected one mesh for all parameters of an FSDP module, got "
-            f"{len(groups)} from its shard_placement_fn; torch has one place for "
-            "a communication object: wrap the parameters of each mesh in a module of their own"
+            f"{len(groups)} from its shard_placement_fn; torch takes one communication object per "
+            "module: wrap the parameters of each mesh in a module of their own"
         )
     made = []
     for group in groups:
@@ -176,8 +176,7 @@ def _expect_plain(parameters: Sequence[ShardedParameter]) -> None:
         if p.is_dtensor:
             raise ValueError(
                 f"parameter {p.name!r}: expected a parameter that only FSDP shards, got a DTensor "
-                "of another mesh as well (tensor parallelism); zcomm.fsdp does not compress such "
-                "models"
+                "on another mesh (tensor parallelism); zcomm.fsdp does not support such models"
             )
 
 
@@ -185,15 +184,15 @@ def _expect_free(name: str, group: Any) -> None:
     """Refuses modules that are not sharded, and those with other communication objects."""
     if not fsdp.is_sharded(group):
         raise ValueError(
-            f"module {name!r}: expected parameters that are sharded, got replicated ones; use "
+            f"module {name!r}: expected sharded parameters, got replicated ones; use "
             "DistributedDataParallel and zcomm.compress"
         )
     for comm in fsdp.collectives_of(group):
         if type(comm) not in (fsdp.TorchReduceScatter, fsdp.TorchAllGather):
             raise ValueError(
                 f"module {name!r}: expected torch's own collectives, got {type(comm).__name__}; "
-                "call zcomm.fsdp.compress once for a model (handle.close() gives torch's back), "
-                "and set no others"
+                "call zcomm.fsdp.compress once per model (handle.close() restores torch's), and "
+                "set no other collectives"
             )
 
 

@@ -217,9 +217,9 @@ class _RowSum(Tensor):
 
 def _refused_copy() -> RuntimeError:
     return RuntimeError(
-        "checkpoint: expected torch.distributed.checkpoint.save, got async_save, which copies "
-        "tensors in a way that parts of tensors do not survive; use save, or save "
-        "copy.deepcopy(opt.state_dict()) in a thread of your own"
+        "checkpoint: expected torch.distributed.checkpoint.save, got async_save, which cannot copy "
+        "parts of tensors; use save, or save copy.deepcopy(opt.state_dict()) in a thread of your "
+        "own"
     )
 
 

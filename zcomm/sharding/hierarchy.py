@@ -75,8 +75,9 @@ def met_hosts(
     names = [one["host"] for one in everyone]
     if _NOWHERE in names:
         raise ValueError(
-            f"rank {rank}: Hierarchy: expected hosts with every rank of the group, got "
-            f"{hierarchy.hosts}, without rank {names.index(_NOWHERE)} of it; name global ranks"
+            f"rank {rank}: Hierarchy: expected hosts that list every rank of the group, got "
+            f"{hierarchy.hosts}, without the group's rank {names.index(_NOWHERE)}; list "
+            "global ranks"
         )
     counts = [one["host_ranks"] for one in everyone]
     return hosts_of(names, rank, counts)
@@ -94,8 +95,8 @@ def _checked_table(given: Sequence[object]) -> tuple[tuple[int, ...], ...]:
     for row in given:
         if not isinstance(row, Sequence) or isinstance(row, str):
             raise TypeError(
-                f"Hierarchy: expected hosts as lists of ranks, [[0, 1], [2, 3]], got "
-                f"{arguments.describe(row)} in it"
+                f"Hierarchy: expected a list of ranks for each host, as in [[0, 1], [2, 3]], got "
+                f"{arguments.describe(row)}"
             )
     table = tuple(tuple(arguments.count(r, "a rank") for r in row) for row in given)  # type: ignore[attr-defined]
     ranks = [r for row in table for r in row]
@@ -114,6 +115,6 @@ def _local_world_size(rank: int) -> int:
     if not given.isdigit() or int(given) < 1:
         raise ValueError(
             f"rank {rank}: Hierarchy: expected LOCAL_WORLD_SIZE, the number of ranks on this host, "
-            f"in the environment, got {given!r}; start with torchrun, or give hosts="
+            f"in the environment, got {given!r}; start with torchrun, or pass hosts="
         )
     return int(given)

@@ -64,8 +64,8 @@ def hosts_of(names: Sequence[str], rank: int, counts: Sequence[str] = ()) -> Hos
         table.setdefault(name, []).append(r)
     if len({len(row) for row in table.values()}) > 1 or len(set(counts)) > 1:
         raise ValueError(
-            f"rank {rank}: Hierarchy: expected as many ranks on every host, got "
-            f"{_shown(table, counts)}; start as many on each, or use one hop: codec='lm4'"
+            f"rank {rank}: Hierarchy: expected the same number of ranks on every host, got "
+            f"{_shown(table, counts)}; start the same number on each, or use one hop: codec='lm4'"
         )
     if len(table) == 1 or len(table) == len(names):
         return None
