@@ -139,7 +139,7 @@ def test_a_kernel_set_that_is_absent_says_why(monkeypatch: pytest.MonkeyPatch) -
     found = doctor.check_kernels()
     assert found.state == PROBLEM
     assert found.lines[:2] == [
-        "reference   there",
+        "reference   available",
         "cpu         unavailable: zcomm._core cannot be imported: no file",
     ]
     assert "pip install" in found.remedy

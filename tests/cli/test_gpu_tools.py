@@ -30,7 +30,7 @@ def with_gpus(
 def test_a_gpu_with_kernels_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     found = with_gpus(monkeypatch, [GPU], object(), "")
     assert found.state == OK
-    assert found.lines[1:3] == [f"GPU: {GPU}", "zcomm's CUDA kernels: there"]
+    assert found.lines[1:3] == [f"GPU: {GPU}", "zcomm's CUDA kernels: available"]
     assert "compressed there, by cuda." in found.lines[3]
     assert "python -m zcomm.selftest --device cuda" in found.lines[3]
     assert (found.details["gpus"], found.details["kernels_absent"]) == ([GPU], "")
@@ -40,7 +40,7 @@ def test_a_gpu_with_kernels_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     ("module", "absent", "remedy"),
     [
         ("no module", "zcomm._cuda cannot be imported: no file", "pip install 'zcomm[cupy]'"),
-        (object(), "no CUDA driver", "keeps the compiled ones from running: no CUDA driver."),
+        (object(), "no CUDA driver", "keeps the compiled kernels from running: no CUDA driver."),
     ],
     ids=["no module", "no driver"],
 )
@@ -73,7 +73,7 @@ def test_without_a_gpu_absent_kernels_are_a_note(monkeypatch: pytest.MonkeyPatch
     assert found.state == NOTE
     assert found.lines[1] == "zcomm's CUDA kernels: unavailable: no CUDA driver"
     assert found.lines[2].startswith("Gradients on the CPU need none of this.")
-    assert found.lines[2].endswith("No GPU can be used: no CUDA driver; install NVIDIA's driver")
+    assert found.lines[2].endswith("No usable GPU: no CUDA driver; install NVIDIA's driver")
 
 
 def test_vectors_of_cuda_kernels_are_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
