@@ -12,8 +12,8 @@ from zcomm.codecs.layout import Layout, Residuals, Segment
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
 from zcomm.ddp.api import compress
 from zcomm.ddp.hook import HookState, hook
+from zcomm.engine.counters import Stats
 from zcomm.engine.handle import Handle
-from zcomm.engine.stats import Stats
 from zcomm.kernels import available as available_kernels
 from zcomm.planning.memory import MemoryPlan, plan
 from zcomm.sharding.feedback import Feedback

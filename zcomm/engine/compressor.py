@@ -7,10 +7,9 @@ from collections.abc import Collection
 from dataclasses import asdict, fields
 from time import perf_counter
 
-from zcomm.engine.counters import Counters
+from zcomm.engine.counters import Counters, Stats
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import Job
-from zcomm.engine.stats import Stats
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings
 from zcomm.torch_private.profiler import Range

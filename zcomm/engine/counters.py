@@ -1,7 +1,8 @@
-"""Counters: the totals of an engine, and its ranges in torch.profiler."""
+"""Counters: the totals of an engine, and the Stats that a user sees."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,3 +30,27 @@ class Counters:
                 yield
         finally:
             setattr(self, name, getattr(self, name) + perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Totals of this rank since the hook was registered; divide by `steps` for one step.
+
+    `raw_bytes` is what an uncompressed all-reduce of the same gradients would have sent, and
+    `wire_bytes` what was sent. encode_s, wait_s and decode_s are of the engine's thread, which
+    works beside backward; `exposed_s` is how long backward() had to wait for it at its end. On a
+    CUDA device these are the times of the host, which issues work and does not wait for it.
+    """
+
+    steps: int
+    raw_bytes: int
+    wire_bytes: int
+    encode_s: float
+    wait_s: float
+    decode_s: float
+    exposed_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes were sent; nan before the first step."""
+        return self.raw_bytes / self.wire_bytes if self.wire_bytes else math.nan

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zcomm.engine.compressor import Compressor
-from zcomm.engine.stats import Stats
+from zcomm.engine.counters import Stats
 
 
 class SavedState(ABC):

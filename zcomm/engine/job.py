@@ -68,8 +68,8 @@ class JobData:
         """What this rank owns of a chunk. None: load() fills a buffer with it."""
         return _own_part(self.source, chunk)
 
-    def load(self, index: int, values: Tensor) -> None:
-        raise AssertionError("owned() returned a tensor")
+    def load(self, index: int, chunk: Chunk, values: Tensor) -> None:
+        values.copy_(_own_part(self.source, chunk))
 
     def sum_destination(self, index: int, chunk: Chunk) -> Destination | None:
         part = _own_part(self.target, chunk)
@@ -171,19 +171,13 @@ class Job:
             self.streams.wait_current(self.done)
 
 
-class Marker:
+class Marker(threading.Event):
     """Submitted in place of a job: completes once the device has finished all jobs before it."""
 
     what = "what the device found"
 
-    def __init__(self) -> None:
-        self._completed = threading.Event()
-
     def complete(self) -> None:
-        self._completed.set()
+        self.set()
 
     def fail(self, error: BaseException) -> None:
-        self._completed.set()
-
-    def wait(self) -> None:
-        self._completed.wait()
+        self.set()

@@ -149,7 +149,7 @@ class Pipeline:
         if owned is None:
             owned = self._shard_buffer(transit.chunk)
             with self.counters.time("encode_s", "encode_own"):
-                data.load(transit.index, owned)
+                data.load(transit.index, transit.chunk, owned)
         return self._encode_own(transit, owned)
 
     def _encode_own(self, transit: Transit, shard: Tensor) -> Exchange:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from zcomm.ddp.compressor import DdpCompressor
-from zcomm.engine.stats import Stats
+from zcomm.engine.counters import Stats
 from zcomm.monitor.layer_figures import Layer, LayerFigures
 
 

@@ -156,7 +156,7 @@ class _ParameterData(JobData):
     def destination(self, index: int, chunk: Chunk) -> ScatteredLayout | None:
         return None if self._in_place is None else self._in_place[index].others
 
-    def load(self, index: int, values: Tensor) -> None:
+    def load(self, index: int, chunk: Chunk, values: Tensor) -> None:
         truths, views = self._loaded[index]
         parts = views.split(values)
         if parts:
