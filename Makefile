@@ -23,7 +23,7 @@ CLANG_FORMAT_FILES := $(shell find csrc emulator \( -name "*.cpp" -o -name "*.h"
 # What `make lint` and the hooks of .pre-commit-config.yaml run.
 LINTS := lint-python lint-types lint-imports lint-native lint-tables lint-docs
 
-.PHONY: help test test-fast test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs format sanitize gpu-sanitize avx512-proof clean
+.PHONY: help test test-fast test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs tables format sanitize gpu-sanitize avx512-proof clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9 -]*:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -129,6 +129,9 @@ bench-convergence: $(VENV)/installed ## train every codec to the end (half an ho
 	    --svg benchmarks/results/convergence.svg
 	$(BIN)/python benchmarks/fsdp.py --convergence --check --json benchmarks/results/fsdp_convergence.json
 
+tables: $(VENV)/tools ## write the results tables of the pages from benchmarks/results
+	$(BIN)/python tools/make_result_tables.py
+
 lint: $(LINTS) ## formatting, types, imports, generated tables, docs
 
 $(LINTS): $(VENV)/tools
@@ -148,6 +151,7 @@ lint-native:
 
 lint-tables:
 	$(BIN)/python tools/make_tables.py --check
+	$(BIN)/python tools/make_result_tables.py --check
 
 lint-docs: docs
 
