@@ -134,3 +134,21 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / path if path else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+# Prose.
+
+PROSE = [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "emulator/README"))]
+WIDTH = 110
+
+
+def prose(page: Path) -> list[str]:
+    """Lines of text without tables, code and the targets of links."""
+    lines = without_code(page).splitlines()
+    text = [line for line in lines if not line.startswith(("|", "    "))]
+    return [re.sub(r"\]\([^)]*\)", "]", line) for line in text]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=page_name)
+def test_lines_of_prose_are_short(page: Path) -> None:
+    assert [line for line in prose(page) if len(line) > WIDTH] == []
