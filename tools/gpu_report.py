@@ -21,6 +21,7 @@ from gpu import gates, machine_code, roofline, traffic, triton_gates  # noqa: E4
 import emulated  # noqa: E402
 import emulated_triton  # noqa: E402
 from triton_compiler import Target  # noqa: E402
+from zcomm.codecs import SPECS  # noqa: E402
 
 SIZES = (2**17, 2**17 + 12345)
 PREDICTED = ("encode fp32, fp32 residual", "decode_sum of 4")
@@ -99,7 +100,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def count_all(arch: int) -> list[traffic.Traffic]:
     """Every call at both sizes, one after the other."""
     counter = traffic.Counter(emulated.load(emulated.Build(arch=arch)))
-    both = [zip(*(traffic.calls(spec, n) for n in SIZES)) for spec in traffic.SPECS]
+    both = [zip(*(traffic.calls(spec, n) for n in SIZES)) for spec in SPECS]
     return [counter.count(call) for pairs in both for pair in pairs for call in pair]
 
 

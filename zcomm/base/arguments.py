@@ -1,6 +1,6 @@
-"""Arguments that are refused. Every message says what was expected, what came, and a remedy.
+"""Checks of arguments. Every message says what was expected, what it got, and a remedy.
 
-TypeError for another kind of object, ValueError for a tensor or a number of another form. The
+TypeError for the wrong kind of object, ValueError for a tensor or number of the wrong form. The
 common case of each check is a comparison or two: these run on every call.
 """
 
@@ -105,7 +105,7 @@ def fp32_factor(prescale: object) -> float:
 
 
 def expect_tensor(t: object, what: str, remedy: str = "") -> None:
-    """Refuses what is no tensor, and sparse tensors."""
+    """Refuses anything but a dense tensor."""
     if not isinstance(t, Tensor):
         if cupy_arrays.is_array(t):
             remedy = "; the other arguments are tensors: use torch.from_dlpack(array)"

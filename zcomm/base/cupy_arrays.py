@@ -1,8 +1,8 @@
 """CuPy arrays as arguments: a call on them gives a CuPy array, and runs on CuPy's current stream.
 
 The memory is shared (DLPack), never copied. All arrays of a call are CuPy's or all are torch's:
-each library orders its work on a stream of its own. CuPy is never imported here: who has one of its
-arrays has imported it.
+each library orders its work on a stream of its own. CuPy is never imported here: a caller with one
+of its arrays has imported it.
 """
 
 from __future__ import annotations

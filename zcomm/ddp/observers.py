@@ -1,4 +1,4 @@
-"""Observers: who watches the steps of a compressor. They change nothing about them."""
+"""Observers watch the steps of a compressor and change nothing about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Observers:
     """Those of one compressor.
 
     It does not keep them alive. DDP's C++ part holds the compressor, where Python's collector does
-    not look: an observer that knows its model would keep the model for ever.
+    not look: an observer that knows its model would keep the model alive forever.
     """
 
     def __init__(self) -> None:

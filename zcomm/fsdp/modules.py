@@ -98,7 +98,7 @@ class ShardedModule(fsdp.ParamGroup):
         return used
 
     def prescale(self, op: Any) -> float:
-        """What gradients are multiplied with before they are summed."""
+        """The factor for gradients before they are summed."""
         if op == torch.distributed.ReduceOp.AVG:
             return 1 / self.world_size
         if op == torch.distributed.ReduceOp.PREMUL_SUM:

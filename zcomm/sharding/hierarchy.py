@@ -1,4 +1,4 @@
-"""Hierarchy: two hops, one inside of each host and one between hosts."""
+"""Hierarchy: two hops, one inside each host and one between hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOWHERE = "?"
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Given in the place of a codec: the sum over a host's ranks first, then one encoding.
+    """Used in place of a codec: the sum over a host's ranks first, then one encoding.
 
     local    codec of the hop inside a host, which has no feedback
     across   codec of the hop between hosts, or a dict of patterns of parameter names and codecs
