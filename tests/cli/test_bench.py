@@ -173,9 +173,9 @@ def sent_by_engine(rank: int, world_size: int, key: Key, nbytes: int) -> int:
     """Runs on every rank: the bytes that the engine counted for one collective."""
     measure(rank, world_size, nbytes, [Key(key.kind, OWN), key], 0, "gloo")  # round 0 only
     (engine,) = zcomm.collectives._engines.values()
-    before = engine.engine.pipeline.counters.wire_bytes
+    before = engine.engine.counters.wire_bytes
     measure(rank, world_size, nbytes, [Key(key.kind, OWN), key], 0, "gloo")
-    return engine.engine.pipeline.counters.wire_bytes - before
+    return engine.engine.counters.wire_bytes - before
 
 
 @pytest.mark.parametrize("kind", KINDS)
