@@ -4,8 +4,6 @@ TypeError for the wrong kind of object, ValueError for a tensor or number of the
 common case of each check is a comparison or two: these run on every call.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import numbers

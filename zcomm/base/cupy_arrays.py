@@ -5,8 +5,6 @@ each library orders its work on a stream of its own. CuPy is never imported here
 of its arrays has imported it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

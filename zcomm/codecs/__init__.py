@@ -1,7 +1,5 @@
 """The known codecs and their spec strings: "lm4", "int8:block=256", "topk:0.01"."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from zcomm.base.arguments import describe

@@ -4,8 +4,6 @@ Blocks are the rows of a tensor [blocks, elements]. bf16 patterns travel as int3
 because the rounding is an integer operation and torch has little uint16 arithmetic.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

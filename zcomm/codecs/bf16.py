@@ -7,19 +7,15 @@
     wire = bf16(v);  a finite v stays finite (at most 0x7f7f);  NaN becomes 0x7fc0
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.plain import PlainFormat
-from zcomm.wire.header import CODEC_IDS
 
 
 class Bf16(PlainFormat):
     name = "bf16"
-    id = CODEC_IDS["bf16"]
     error = 2.8e-6
     itemsize = 2
 

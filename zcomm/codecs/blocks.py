@@ -9,8 +9,6 @@ The full blocks of a segment are the rows of one tensor and a short last block i
 the single row of another, so that every function here works on whole tensors.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

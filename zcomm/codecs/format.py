@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from zcomm.wire.header import WireError, align16
+from zcomm.wire.header import CODEC_IDS, WireError, align16
 from zcomm.wire.segments import Encoded
 
 
@@ -19,7 +19,6 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
-    id: ClassVar[int]  # on the wire
     block: int = 0  # elements that share a scale; 0: a codec without blocks
     error: ClassVar[float]  # normalized and squared, of one encoding of Gaussian values
     needs_feedback: ClassVar[bool] = False  # whether it leaves out too much to work without
@@ -30,6 +29,11 @@ class Format(ABC):
     @abstractmethod
     def parse(cls, option: str | None) -> Format:
         """The format of a spec string, from what follows the colon."""
+
+    @property
+    def id(self) -> int:
+        """Its number on the wire; a codec that CODEC_IDS does not list sets its own."""
+        return CODEC_IDS[self.name]
 
     @property
     @abstractmethod

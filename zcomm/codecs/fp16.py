@@ -7,14 +7,11 @@
     wire = fp16(v);  a finite v stays finite (at most 0x7bff);  NaN becomes 0x7e00
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.plain import PlainFormat
-from zcomm.wire.header import CODEC_IDS
 
 LARGEST = 65504.0
 _NAN = 0x7E00
@@ -22,7 +19,6 @@ _NAN = 0x7E00
 
 class Fp16(PlainFormat):
     name = "fp16"
-    id = CODEC_IDS["fp16"]
     error = 4.3e-8
     itemsize = 2
 

@@ -10,15 +10,12 @@
     d    = value(code) * s
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
 from zcomm.codecs.format import refuse
-from zcomm.wire.header import CODEC_IDS
 
 LARGEST = 448.0
 CAP = 0x7B12
@@ -47,7 +44,6 @@ def e4m3_value(code: Tensor) -> Tensor:
 
 class Fp8(BlockFormat):
     name = "fp8"
-    id = CODEC_IDS["fp8"]
     error = 6.6e-4
     width = 8
 

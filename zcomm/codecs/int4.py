@@ -10,15 +10,11 @@
     d    = code * s
 """
 
-from __future__ import annotations
-
 from zcomm.codecs.uniform import UniformFormat
-from zcomm.wire.header import CODEC_IDS
 
 
 class Int4(UniformFormat):
     name = "int4"
-    id = CODEC_IDS["int4"]
     error = 0.014
     width = 4
     limit = 7

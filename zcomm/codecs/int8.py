@@ -12,15 +12,11 @@
 It is also how a residual is stored in 8 bits (residual_storage.py).
 """
 
-from __future__ import annotations
-
 from zcomm.codecs.uniform import UniformFormat
-from zcomm.wire.header import CODEC_IDS
 
 
 class Int8(UniformFormat):
     name = "int8"
-    id = CODEC_IDS["int8"]
     error = 4.2e-5
     width = 8
     limit = 127

@@ -22,8 +22,6 @@
     d     = sigma * H(z)
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch
@@ -31,7 +29,6 @@ from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
-from zcomm.wire.header import CODEC_IDS
 from zcomm.wire.lm_tables import LEVELS, SIGN_WORDS, STEPS, THRESHOLDS
 
 # From this biased exponent on, the scale is made 2^6 smaller so that H(z) stays finite.
@@ -91,20 +88,17 @@ class LloydMax(BlockFormat):
 
 class Lm4(LloydMax):
     name = "lm4"
-    id = CODEC_IDS["lm4"]
     error = 0.0092
     width = 4
 
 
 class Lm3(LloydMax):
     name = "lm3"
-    id = CODEC_IDS["lm3"]
     error = 0.034
     width = 3
 
 
 class Lm2(LloydMax):
     name = "lm2"
-    id = CODEC_IDS["lm2"]
     error = 0.12
     width = 2

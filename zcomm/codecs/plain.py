@@ -1,7 +1,5 @@
 """What none, bf16 and fp16 share: one section of n values, and NaN or Inf per element."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

@@ -10,8 +10,6 @@ The residual read back is exact. Elements that are kept keep their stored bytes;
 int8 storage under a codec without blocks they are stored again with the value read back.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

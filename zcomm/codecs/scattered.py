@@ -4,8 +4,6 @@ A segment's offset is its distance from the lowest address among them: kernels a
 address, as they do in a flat tensor. Nothing between the segments is touched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

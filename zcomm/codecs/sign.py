@@ -11,14 +11,11 @@
     d    = s where the sign bit of v is 0, else -s
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
-from zcomm.wire.header import CODEC_IDS
 
 # bits(2^100): from here on the sum of a block could overflow.
 _LARGE = 227 << 23
@@ -26,7 +23,6 @@ _LARGE = 227 << 23
 
 class Sign(BlockFormat):
     name = "sign"
-    id = CODEC_IDS["sign"]
     error = 0.36
     needs_feedback = True
     default_feedback = 0.8

@@ -12,8 +12,6 @@ Among equal magnitudes the lower index is sent. If any v is not finite, all coun
 0xffffffff, the rest is 0, all elements decode to NaN and the residual stays as it was.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from torch import Tensor
 
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.format import Format, refuse, section, take_section
-from zcomm.wire.header import CODEC_IDS, WireError, align16
+from zcomm.wire.header import WireError, align16
 from zcomm.wire.segments import Encoded
 
 # Exponents are short so that a spec cannot ask for a number of a million digits.
@@ -46,7 +44,6 @@ class TopK(Format):
 
     ratio: str
     name: ClassVar[str] = "topk"
-    id: ClassVar[int] = CODEC_IDS["topk"]
     error: ClassVar[float] = 0.92
     needs_feedback: ClassVar[bool] = True
     default_feedback: ClassVar[bool | float] = 0.8

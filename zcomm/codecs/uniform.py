@@ -8,8 +8,6 @@ With Q the largest code:
     d    = code * s
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

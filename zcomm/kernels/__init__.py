@@ -16,8 +16,6 @@ names another set for all calls that name none; it is read at the first use on e
 that is asked for by name and absent raises its reason, and the `cpu` sets are never replaced.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import warnings

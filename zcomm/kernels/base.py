@@ -3,8 +3,6 @@
 Kernels lie below those, so they are described here by what a kernel set uses of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 

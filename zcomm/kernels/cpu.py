@@ -3,8 +3,6 @@
 `zcomm._core` knows no torch: it takes addresses and sizes, and runs without the GIL.
 """
 
-from __future__ import annotations
-
 import os
 from functools import lru_cache
 from types import ModuleType

@@ -3,8 +3,6 @@
 `zcomm._cuda` knows no torch: it takes addresses, sizes and a stream, and launches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
@@ -16,6 +14,16 @@ from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.device import DeviceMemory, Stream
 from zcomm.kernels.device_kernels import DecodeLaunch, DeviceKernels, EncodeLaunch
 from zcomm.kernels.native import frame_rows, segment_rows
+
+
+class _DeviceLayout:
+    """A layout on a device."""
+
+    def __init__(self, native: Any, launcher: Any) -> None:
+        self.native = native
+        self.launcher = launcher
+        self.table = torch.frombuffer(bytearray(native.tables or bytes(16)), dtype=torch.uint8)
+        self.memory = DeviceMemory()
 
 
 class CudaKernels(DeviceKernels):
@@ -64,16 +72,6 @@ class CudaKernels(DeviceKernels):
             found = _DeviceLayout(native, self.launcher(native, device))
             layout.device_plans[key] = found
         return found
-
-
-class _DeviceLayout:
-    """A layout on a device."""
-
-    def __init__(self, native: Any, launcher: Any) -> None:
-        self.native = native
-        self.launcher = launcher
-        self.table = torch.frombuffer(bytearray(native.tables or bytes(16)), dtype=torch.uint8)
-        self.memory = DeviceMemory()
 
 
 def for_rocm() -> str:

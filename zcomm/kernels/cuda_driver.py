@@ -4,8 +4,6 @@ Its library comes with the GPU's driver, not with torch or CUDA. What is launche
 `zcomm._core`, which gets addresses of the driver's functions: a launch takes no Python.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any

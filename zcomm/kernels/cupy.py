@@ -5,8 +5,6 @@ launches and arguments are those of the cuda set; CuPy brings NVRTC, which compi
 driver loads them. A kernel file is compiled when a layout needs it, and kept on disk.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What the kernel sets of devices share: streams, memory that a layout keeps there, and faults."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,33 +32,6 @@ class Stream:
         if self.device.type == "cpu":
             return nullcontext()
         return torch.get_device_module(self.device).device(self.device)
-
-
-class DeviceMemory:
-    """What a layout has on devices: a StreamMemory for each stream that used it.
-
-    Streams share nothing, so that no call waits for another stream, and memory that is dropped goes
-    back in the order of its own.
-    """
-
-    def __init__(self) -> None:
-        self._streams: dict[tuple[torch.device, int], StreamMemory] = {}  # the last used is last
-
-    def on(self, stream: Stream) -> StreamMemory:
-        key = (stream.device, stream.handle)
-        found = self._streams.pop(key, None)
-        if found is None:
-            found = StreamMemory(stream.device)
-            if len(self._streams) >= _MAX_STREAMS:
-                self._drop_oldest()
-        self._streams[key] = found
-        found.note_capture()
-        return found
-
-    def _drop_oldest(self) -> None:
-        oldest = next((key for key, old in self._streams.items() if not old.captured), None)
-        if oldest is not None:
-            del self._streams[oldest]
 
 
 class StreamMemory:
@@ -113,6 +84,33 @@ class StreamMemory:
 
 
 _captured: list[StreamMemory] = []
+
+
+class DeviceMemory:
+    """What a layout has on devices: a StreamMemory for each stream that used it.
+
+    Streams share nothing, so that no call waits for another stream, and memory that is dropped goes
+    back in the order of its own.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[torch.device, int], StreamMemory] = {}  # the last used is last
+
+    def on(self, stream: Stream) -> StreamMemory:
+        key = (stream.device, stream.handle)
+        found = self._streams.pop(key, None)
+        if found is None:
+            found = StreamMemory(stream.device)
+            if len(self._streams) >= _MAX_STREAMS:
+                self._drop_oldest()
+        self._streams[key] = found
+        found.note_capture()
+        return found
+
+    def _drop_oldest(self) -> None:
+        oldest = next((key for key, old in self._streams.items() if not old.captured), None)
+        if oldest is not None:
+            del self._streams[oldest]
 
 
 def new_faults(device: torch.device) -> Tensor:

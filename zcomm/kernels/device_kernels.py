@@ -5,8 +5,6 @@ more wires than before, and decodes that are to raise what they find. Tables and
 belong to a layout and a stream.
 """
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from typing import NamedTuple

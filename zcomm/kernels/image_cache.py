@@ -5,8 +5,6 @@ several processes that need the same file, one makes it and the others wait for 
 can be kept, each process makes its own.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

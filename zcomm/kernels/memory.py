@@ -4,8 +4,6 @@ Torch's own tensors lie at multiples of their element's size. Views of foreign b
 wires may be slices at any byte: such memory is copied, and copied back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

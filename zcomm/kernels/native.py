@@ -1,7 +1,5 @@
 """What the compiled kernel sets call things: numbers for dtypes, rows for segments and frames."""
 
-from __future__ import annotations
-
 import torch
 
 from zcomm.kernels.base import KernelLayout

@@ -4,8 +4,6 @@ The sources are those that `zcomm._cuda` is built from; the wheel carries them. 
 compiled at once: a kernel file, of codecs with blocks for one number of rows in a block.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Sequence

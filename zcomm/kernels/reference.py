@@ -3,8 +3,6 @@
 It is the wire format written down plainly, and what the other kernel sets are compared with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

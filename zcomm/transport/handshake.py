@@ -1,7 +1,5 @@
 """A meeting of all ranks before their first bytes: the same settings, a name, and their hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Segment, and where segments lie in the frames of a wire."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
