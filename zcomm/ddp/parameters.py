@@ -63,7 +63,7 @@ def device_of(named: Mapping[str, Tensor]) -> torch.device:
         if p.device != first[1].device:
             raise ValueError(
                 f"parameter {name!r}: expected device {first[1].device}, that of {first[0]!r}, got "
-                f"{p.device}; zcomm needs the model on one device: move it with .to()"
+                f"{p.device}; a model must be on one device: move it with .to()"
             )
     return first[1].device
 
