@@ -138,7 +138,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 # Prose.
 
-PROSE = [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "emulator/README"))]
+PROSE = [
+    *PAGES,
+    *(
+        ROOT / f"{name}.md"
+        for name in ("CHANGELOG", "CONTRIBUTING", "benchmarks/README", "emulator/README")
+    ),
+]
 WIDTH = 110
 
 

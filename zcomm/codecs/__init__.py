@@ -1,4 +1,11 @@
-"""The known codecs and their spec strings: "lm4", "int8:block=256", "topk:0.01"."""
+"""Codecs: formats, their names, and the calls that encode and decode with them.
+
+A spec string names a codec: "lm4", "int8:block=256", "topk:0.01". One file per codec has its byte
+table, its formula and a reference in plain torch; all facts of a codec are on its class. `layout`
+encodes many segments in one call, `residuals` keeps what encodings leave out.
+
+Imports: kernels and below. Start with base.py, then int8.py. A new codec goes here.
+"""
 
 from functools import lru_cache
 
