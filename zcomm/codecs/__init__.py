@@ -1,8 +1,8 @@
 """Codecs: formats, their names, and the calls that encode and decode with them.
 
-A spec string names a codec: "lm4", "int8:block=256", "topk:0.01". One file per codec has its byte
-table, its formula and a reference in plain torch; all facts of a codec are on its class. `layout`
-encodes many segments in one call, `residuals` keeps what encodings leave out.
+A spec string names a codec: "lm4", "int8:block=256", "topk:0.01". Each codec has one file with its
+byte table, its formula and a plain-torch reference; its class holds all of its properties. `layout`
+encodes many segments in one call, `residuals` keeps what encoding leaves out.
 
 Imports: kernels and below. Start with base.py, then int8.py. A new codec goes here.
 """
@@ -22,15 +22,15 @@ from zcomm.codecs.none import Plain
 from zcomm.codecs.sign import Sign
 from zcomm.codecs.topk import TopK
 
-# In the order of tables and lists.
+# Tables and lists use this order.
 _FORMATS = (Plain, Bf16, Fp16, Int8, Fp8, Int4, Lm4, Lm3, Lm2, Sign, TopK)
 KNOWN: dict[str, type[Format]] = {format.name: format for format in _FORMATS}
-# One of each.
+# One spec per codec.
 SPECS = tuple(format.name + format.example for format in _FORMATS)
 
 
 def codec(spec: str | Codec) -> Codec:
-    """The codec of a spec string; a Codec is returned as it is."""
+    """The codec for a spec string; returns a Codec unchanged."""
     if isinstance(spec, Codec):
         return spec
     if not isinstance(spec, str):

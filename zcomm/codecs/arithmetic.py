@@ -1,7 +1,7 @@
 """The arithmetic of the wire format in plain torch: every operation rounds once.
 
-Blocks are the rows of a tensor [blocks, elements]. bf16 patterns travel as int32,
-because the rounding is an integer operation and torch has little uint16 arithmetic.
+Blocks are the rows of a tensor [blocks, elements]. bf16 patterns are held as int32, because
+rounding is an integer operation and torch has little uint16 arithmetic.
 """
 
 import torch
@@ -28,14 +28,14 @@ def magnitude(x: Tensor) -> Tensor:
 
 
 def constant(x: Tensor, value: float) -> Tensor:
-    """`value` on the device of x: by a plain number, some devices divide with a multiply."""
+    """`value` as a tensor on x's device: some devices divide by a Python number by multiplying."""
     return torch.tensor(value, dtype=torch.float32, device=x.device)
 
 
 def bf16_bits(x: Tensor) -> Tensor:
     """bf16(x) as int32 patterns; a finite x never becomes an infinity, a NaN becomes 0x7fc0."""
     size = magnitude(x)
-    # Clamped so that the rounding below cannot run over the end of int32.
+    # Clamped so the rounding below cannot overflow int32.
     clamped = size.clamp_max(FP32_INF)
     rounded = (clamped + 0x7FFF + ((clamped >> 16) & 1)) >> 16
     rounded = torch.where(size < FP32_INF, rounded.clamp_max(BF16_MAX), rounded)
@@ -54,7 +54,7 @@ def power_of_two(biased_exponent: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """The correctly rounded root. torch.sqrt on fp32 is not (it may take a vector math library)."""
+    """The correctly rounded root. fp32 torch.sqrt is not: it may use a vector math library."""
     return torch.sqrt(x.to(torch.float64)).to(torch.float32)
 
 
@@ -84,7 +84,7 @@ def tree(t: Tensor) -> Tensor:
 
 
 def hadamard(t: Tensor) -> Tensor:
-    """The unnormalised Hadamard transform of each row, strides 1, 2, ..., b/2."""
+    """The unnormalized Hadamard transform of each row, strides 1, 2, ..., b/2."""
     blocks, size = t.shape
     stride = 1
     while stride < size:

@@ -1,4 +1,4 @@
-"""Codec: what users hold. A call on one is the one-segment case of a Layout."""
+"""Codec: the object users hold. Calling one is the one-segment case of a Layout."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NEW_RESIDUAL = "make one with new_residual"
 
 
 class Codec:
-    """A way to encode gradients. Immutable, hashable, equal to a codec of the same spec.
+    """A way to encode gradients. Immutable, hashable, and equal to any codec with the same spec.
 
-    Made by `zcomm.codec("lm4")`. A gradient is contiguous, of any shape, fp32, bf16 or fp16.
+    Create one with `zcomm.codec("lm4")`. Gradients are contiguous fp32, bf16 or fp16 of any shape.
     """
 
     __slots__ = ("block", "format", "id", "log2_block", "name", "spec")
@@ -53,28 +53,28 @@ class Codec:
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether it leaves out so much that it does not work without feedback."""
+        """Whether the codec drops so much that training fails without feedback."""
         return self.format.needs_feedback
 
     @property
     def default_feedback(self) -> bool | float:
-        """What `feedback=None` stands for: none, full, or a decay."""
+        """What `feedback=None` means for this codec: none, full, or a decay."""
         return self.format.default_feedback
 
     def k(self, n: int) -> int:
-        """How many of n elements are sent, for topk; 0 for the others."""
+        """How many of n elements topk sends; 0 for other codecs."""
         return self.format.k(_count(n))
 
     def body_nbytes(self, n: int) -> int:
-        """The bytes of a segment of n elements, without a frame around it."""
+        """The bytes of an n-element segment, without its frame."""
         return self.format.body_nbytes(_count(n))
 
     def wire_nbytes(self, n: int) -> int:
-        """The bytes of a wire of n elements: the header and the body."""
+        """The bytes of an n-element wire: header and body."""
         return wire.HEADER_NBYTES + self.body_nbytes(n)
 
     def residual_numel(self, n: int, dtype: torch.dtype = torch.float32) -> int:
-        """Elements of a residual of this storage dtype: n, or the bytes of an int8 body."""
+        """Elements in a residual with this storage dtype: n, or the bytes of an int8 body."""
         if dtype not in residual_storage.DTYPES:
             names = arguments.dtype_names(residual_storage.DTYPES)
             raise ValueError(f"{self.spec}: expected residual dtype {names}, got {dtype}")
@@ -103,9 +103,8 @@ class Codec:
         """The wire of x * prescale + residual, as a 1-D uint8 tensor.
 
         Overwrites `residual` with what the wire leaves out, and `out`, if given, with the wire.
-        `verify` adds a checksum. `threads` is torch.get_num_threads() unless given, here and in
-        decode and decode_sum. With CuPy arrays instead of tensors the wire is a CuPy array, here
-        and in the decoders.
+        `verify` adds a checksum. `threads` defaults to torch.get_num_threads(), here and in decode
+        and decode_sum. All three accept CuPy arrays in place of tensors and then return one.
         """
         if not isinstance(x, Tensor) and cupy_arrays.is_array(x):
             arrays = {"x": x, "residual": residual, "out": out}
@@ -133,7 +132,7 @@ class Codec:
         kernels: str | None = None,
         threads: int | None = None,
     ) -> Tensor:
-        """The n fp32 elements of a wire. Overwrites `out` if given. Refuses with a WireError."""
+        """The n fp32 elements of a wire. Overwrites `out` if given. Bad wires raise a WireError."""
         return self.decode_sum((wire,), n, out=out, verify=verify, kernels=kernels, threads=threads)
 
     def decode_sum(
@@ -148,8 +147,7 @@ class Codec:
     ) -> Tensor:
         """The fp32 sum of wires (a sequence, or the rows of a 2-D tensor), in their order.
 
-        Overwrites `out` if given. Refuses a malformed wire with a WireError; what `out` holds is
-        then undefined.
+        Overwrites `out` if given. A malformed wire raises a WireError and leaves `out` undefined.
         """
         if not isinstance(wires, Tensor) and cupy_arrays.has_arrays(wires):
             settings = {"n": n, "verify": verify, "kernels": kernels, "threads": threads}
@@ -166,11 +164,11 @@ class Codec:
         return self.format.encode_body(v)
 
     def decode_body(self, body: Tensor, n: int) -> Tensor:
-        """The plain-torch reference: the terms of one body that are summed over wires."""
+        """The plain-torch reference: the terms of one body, to be summed over wires."""
         return self.format.decode_body(body, n)
 
     def finish_sum(self, terms: Tensor, n: int) -> Tensor:
-        """The plain-torch reference: the decoded elements, from the sum of the terms."""
+        """The plain-torch reference: the decoded elements, from the summed terms."""
         return self.format.finish_sum(terms, n)
 
     def read_residual(self, stored: Tensor, n: int) -> Tensor:
@@ -178,7 +176,7 @@ class Codec:
         return residual_storage.read(stored, n, self.block)
 
     def write_residual(self, r: Tensor, kept: Tensor, stored: Tensor) -> Tensor:
-        """The plain-torch reference: the new storage of r, kept elements taken from `stored`."""
+        """The plain-torch reference: r in storage form; kept elements come from `stored`."""
         return residual_storage.write(r, kept, stored, self.block)
 
     def __eq__(self, other: object) -> bool:
@@ -200,7 +198,7 @@ class Codec:
         raise AttributeError(f"{self!r} is immutable")
 
 
-# Counts are checked before they come here: 1000.0 and True equal the keys 1000 and 1.
+# Callers check counts first: as cache keys, 1000.0 and True equal 1000 and 1.
 @lru_cache(maxsize=128)
 def _layout(codec: Codec, n: int) -> Layout:
     return Layout((Segment(codec, n),))

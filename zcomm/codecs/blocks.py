@@ -1,12 +1,12 @@
-"""What the codecs with blocks share: scales, packed codes, zero blocks and NaN blocks.
+"""The base of all codecs with blocks: scales, packed codes, zero blocks and NaN blocks.
 
 | section | contents                                    |
 | ------- | ------------------------------------------- |
 | scales  | ceil(n/B) scales, bf16, 2 bytes each        |
 | codes   | the codes of block 0, of block 1, ...       |
 
-The full blocks of a segment are the rows of one tensor and a short last block is
-the single row of another, so that every function here works on whole tensors.
+A segment's full blocks are the rows of one tensor, and a short last block is the only row of
+another, so every function here works on whole tensors.
 """
 
 from abc import abstractmethod
@@ -26,7 +26,7 @@ BLOCKS = (32, 64, 128, 256, 512, 1024)
 
 
 def pack(codes: Tensor, width: int) -> Tensor:
-    """int32 codes [blocks, c] as bytes: code i takes bits i*width ... of its block's string."""
+    """int32 codes [blocks, c] as bytes: code i starts at bit i*width of its block's string."""
     shifts = torch.arange(width, dtype=torch.int32, device=codes.device)
     string = ((codes.unsqueeze(-1) >> shifts) & 1).flatten(1)
     string = ar.pad_columns(string, (string.shape[1] + 7) // 8 * 8)
@@ -35,7 +35,7 @@ def pack(codes: Tensor, width: int) -> Tensor:
 
 
 def unpack(packed: Tensor, width: int, count: int) -> Tensor:
-    """The inverse of pack: int32 codes [blocks, count]. Refuses unused bits that are not 0."""
+    """The inverse of pack: int32 codes [blocks, count]. Refuses nonzero unused bits."""
     places = torch.arange(8, dtype=torch.int32, device=packed.device)
     string = ((packed.to(torch.int32).unsqueeze(-1) >> places) & 1).flatten(1)
     unused = string[:, count * width :]
@@ -47,7 +47,7 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockFormat(Format):
-    """A codec with blocks; a subclass says how one block is quantised."""
+    """A codec with blocks; subclasses define how to quantize one block."""
 
     block: int = DEFAULT_BLOCK
     width: ClassVar[int]
@@ -72,15 +72,15 @@ class BlockFormat(Format):
     def quantise(self, v: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
         """Scales (bf16 patterns) and codes of finite blocks; `peak` is bits(absmax).
 
-        A scale below 0x0080 asks for a zero block; its codes are then ignored.
+        A scale below 0x0080 requests a zero block, whose codes are ignored.
         """
 
     @abstractmethod
     def values(self, codes: Tensor) -> Tensor:
-        """What the codes stand for, in units of the scale."""
+        """The numbers the codes represent, in units of the scale."""
 
     def check_codes(self, codes: Tensor) -> None:
-        """Refuses codes that do not occur. By default all occur."""
+        """Refuses codes that encode never produces. By default it may produce all."""
 
     def code_count(self, m: int) -> int:
         """How many codes a block of m elements sends."""
@@ -138,13 +138,13 @@ class BlockFormat(Format):
         codes = torch.where(live.unsqueeze(1), codes, 0)
         scale = torch.where(finite, torch.where(live, scale, 0), ar.BF16_NAN)
         decoded = self.restore(self._scaled(scale, codes), v.shape[1])
-        # The residual of a zero block is v itself, the sign of a zero included.
+        # A zero block's residual is v itself, including the signs of zeros.
         decoded = torch.where(live.unsqueeze(1), decoded, 0.0)
         kept = (~row).expand(v.shape)
         return scale, pack(codes, self.width).view(-1), decoded.reshape(-1), kept.reshape(-1)
 
     def _scaled(self, scale: Tensor, codes: Tensor) -> Tensor:
-        """value(code) * scale, an exact product; +0 in a zero block, whatever code 0 stands for."""
+        """value(code) * scale, an exact product; +0 in a zero block, whatever code 0 means."""
         scale = scale.unsqueeze(1)
         return torch.where(scale == 0, 0.0, self.values(codes) * ar.bf16_value(scale))
 

@@ -1,4 +1,4 @@
-"""What one codec's file provides: its facts, its sizes and its plain-torch reference functions."""
+"""What each codec's file provides: its properties, sizes and plain-torch reference functions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from zcomm.wire.segments import Encoded
 
 
 class Format(ABC):
-    """The format of one codec and all facts about it. Every list of codecs derives from these.
+    """The format and all properties of one codec. Every list of codecs is derived from these.
 
     Reference functions take fp32 tensors on any device, n > 0.
     """
 
     name: ClassVar[str]
-    block: int = 0  # elements that share a scale; 0: a codec without blocks
+    block: int = 0  # elements that share a scale; 0 for a codec without blocks
     error: ClassVar[float]  # normalized and squared, of one encoding of Gaussian values
-    needs_feedback: ClassVar[bool] = False  # whether it leaves out too much to work without
-    default_feedback: ClassVar[bool | float] = False  # benchmarks/convergence.py: what is best
-    example: ClassVar[str] = ""  # the option of its spec in lists
+    needs_feedback: ClassVar[bool] = False  # whether it drops too much to work without
+    default_feedback: ClassVar[bool | float] = False  # the best in benchmarks/convergence.py
+    example: ClassVar[str] = ""  # the option that lists show in its spec
 
     @classmethod
     @abstractmethod
     def parse(cls, option: str | None) -> Format:
-        """The format of a spec string, from what follows the colon."""
+        """The format for a spec string, given what follows the colon."""
 
     @property
     def id(self) -> int:
@@ -41,7 +41,7 @@ class Format(ABC):
         """The canonical spec string."""
 
     def k(self, n: int) -> int:
-        """How many elements of n are sent, for a codec that selects; else 0."""
+        """How many of n elements a selecting codec sends; 0 for other codecs."""
         return 0
 
     @abstractmethod
@@ -52,10 +52,10 @@ class Format(ABC):
 
     @abstractmethod
     def decode_body(self, body: Tensor, n: int) -> Tensor:
-        """The terms that are summed over wires. Refuses a malformed body with a WireError."""
+        """The terms to be summed over wires. A malformed body raises a WireError."""
 
     def finish_sum(self, terms: Tensor, n: int) -> Tensor:
-        """The n decoded elements, from the sum of the terms."""
+        """The n decoded elements, from the summed terms."""
         return terms
 
 
@@ -66,14 +66,14 @@ def section(values: Tensor) -> Tensor:
 
 
 def take_section(body: Tensor, start: int, nbytes: int) -> Tensor:
-    """The bytes of the section at `start`; refuses padding that is not 0."""
+    """The bytes of the section at `start`; refuses nonzero padding."""
     end = start + align16(nbytes)
     refuse(body[start + nbytes : end] != 0, "expected zero padding bytes, got another in byte")
     return body[start : start + nbytes]
 
 
 def refuse(bad: Tensor, message: str, values: Tensor | None = None) -> None:
-    """Raises a WireError that names the first position where `bad` holds, and the value there."""
+    """Raises a WireError with the first position where `bad` is true, and the value there."""
     if not bool(bad.any()):
         return
     where = int(bad.flatten().nonzero()[0])

@@ -27,8 +27,8 @@ def e4m3(x: Tensor) -> Tensor:
     """int32 codes of finite x."""
     size = x.abs().clamp_max(LARGEST)
     exponent = (ar.bits(size) >> 23).clamp_min(_LOWEST_EXPONENT)
-    # In units of 2^(exponent - 3): 0..8 below the normal range, 8..16 in it; a carry to 16 moves
-    # on to the next exponent by itself.
+    # In units of 2^(exponent - 3): 0..8 below the normal range, 8..16 in it. A carry to 16 rolls
+    # over into the next exponent.
     steps = torch.round(size * ar.power_of_two(257 - exponent)).to(torch.int32)
     code = ((exponent - _LOWEST_EXPONENT) << 3) + steps
     return code | ((ar.bits(x) >> 24) & 0x80)

@@ -9,7 +9,7 @@
     code = clamp(rne(v * (1 / s)), -127, 127)
     d    = code * s
 
-It is also how a residual is stored in 8 bits (residual_storage.py).
+8-bit residuals use this format too (residual_storage.py).
 """
 
 from zcomm.codecs.uniform import UniformFormat

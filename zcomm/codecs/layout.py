@@ -1,4 +1,4 @@
-"""Layout: which segments go into which frame, and the calls that encode and decode them all."""
+"""Layout: which segments go into which frame, and the calls that encode and decode them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from zcomm.wire.segments import Segment, checked_segments, checked_span, packed,
 
 
 class Layout:
-    """Segments, and the frames that carry them: one frame for each peer, one after another.
+    """Segments and the frames that carry them: one frame per peer, back to back.
 
-    Gradients and outputs are flat 1-D tensors that the segments' offsets refer to. A layout does
-    not change once made; build it once and use it for every step. Layouts with the same segments
-    and peers are equal.
+    Gradients and outputs are flat 1-D tensors; segment offsets index into them. Layouts are
+    immutable: build one and reuse it at every step. Layouts with the same segments and peers are
+    equal.
     """
 
     def __init__(self, segments: Iterable[Segment], peers: int | None = None) -> None:
@@ -32,8 +32,8 @@ class Layout:
         self.frames, self.body_starts = place(self.segments, self.peers)
         self.frame_nbytes = tuple(frame.nbytes for frame in self.frames)
         self.wire_nbytes = sum(self.frame_nbytes)
-        self.native: Any = None  # the cpu kernels keep their form of this layout here
-        self.device_plans: dict[object, Any] = {}  # and those that work on devices, by kernel set
+        self.native: Any = None  # the cpu kernels cache their form of this layout here
+        self.device_plans: dict[object, Any] = {}  # the device kernels theirs, by kernel set
 
     def encode(
         self,
@@ -47,14 +47,14 @@ class Layout:
         kernels: str | None = None,
         threads: int | None = None,
     ) -> Tensor:
-        """The wire of grad * prescale + residuals: all frames, in the order of the peers.
+        """The wire of grad * prescale + residuals: all frames, in peer order.
 
         Overwrites the residuals' outputs with what the wire leaves out, and `out`, if given, with
-        the wire. `verify` adds checksums. With `keep_idle` a segment whose gradient is all zero
-        sends zeros and keeps its residual: it took no part in this step. `residuals` may be all
-        that Residuals takes, but a Residuals that is built once saves the checks of every tensor
-        at every step. With CuPy arrays instead of tensors the wire is a CuPy array, here and in
-        the decoders.
+        the wire. `verify` adds checksums. With `keep_idle`, a segment whose gradient is all zeros
+        did not take part in this step: it sends zeros and keeps its residual. `residuals` may be
+        anything that Residuals accepts; building a Residuals once avoids checking every tensor at
+        every step. Here and in the decoders, CuPy arrays may replace tensors; the result is then a
+        CuPy array.
         """
         if not isinstance(grad, Tensor) and cupy_arrays.is_array(grad):
             arrays = {"grad": grad, "residuals": residuals, "out": out}
@@ -90,7 +90,7 @@ class Layout:
         threads: int | None = None,
         faults: Tensor | None = None,
     ) -> Tensor:
-        """The same as decode_sum of one wire."""
+        """decode_sum of a single wire."""
         return self.decode_sum(
             (wire,), out=out, verify=verify, kernels=kernels, threads=threads, faults=faults
         )
@@ -107,10 +107,10 @@ class Layout:
     ) -> Tensor:
         """The fp32 sum of wires (a sequence, or the rows of a 2-D tensor), in their order.
 
-        Overwrites the segments' elements of `out`, and only those; without `out` the others are 0.
-        Refuses a malformed wire with a WireError; what `out` holds is then undefined. With
-        `faults`, one int64 on the device, kernels that are asynchronous do not wait to find out:
-        they lower it for a refused wire (see zcomm.engine.faults).
+        Overwrites only the segments' elements of `out`; without `out`, other elements are 0. A
+        malformed wire raises a WireError and leaves `out` undefined. With `faults`, a single int64
+        on the device, asynchronous kernels report a bad wire by lowering that number instead of
+        waiting for the device (see zcomm.engine.faults).
         """
         if not isinstance(wires, Tensor) and cupy_arrays.has_arrays(wires):
             arrays = {"wires": wires, "out": out, "faults": faults}
@@ -136,9 +136,9 @@ class Layout:
         return out
 
     def for_peer(self, peer: int) -> Layout:
-        """What peer `peer` decodes its frames with: its segments, packed from offset 0.
+        """The layout with which peer `peer` decodes: its segments, packed from offset 0.
 
-        That layout has one frame, with the bytes of this layout's frame for the peer.
+        It has one frame, whose bytes are those of this layout's frame for that peer.
         """
         return Layout(packed(self.segments, self._checked_peer(peer)))
 
@@ -166,7 +166,7 @@ class Layout:
         )
 
     def __reduce__(self) -> tuple[type[Layout], tuple[tuple[Segment, ...], int]]:
-        # The native form is left behind: it holds no state and is made again when needed.
+        # The native form is not pickled: it holds no state and is rebuilt on demand.
         return Layout, (self.segments, self.peers)
 
     def _checked_peer(self, peer: int) -> int:
@@ -178,7 +178,7 @@ class Layout:
     def _checked_out(
         self, out: Tensor, device: torch.device, start: int, end: int, residuals: Residuals | None
     ) -> Tensor:
-        """`out`, for a wire; start and end are the gradient's."""
+        """Checks `out`, which receives the wire; start and end are the gradient's addresses."""
         first = arguments.bytes_address(out, "out")
         if out.numel() != self.wire_nbytes:
             raise ValueError(f"expected out of {self.wire_nbytes} bytes, got {out.numel()}")

@@ -1,4 +1,4 @@
-"""lm4, lm3, lm2: a randomised Hadamard transform and a Lloyd-Max quantiser.
+"""lm4, lm3, lm2: a randomized Hadamard transform and a Lloyd-Max quantizer.
 
 | section | contents                                                            |
 | ------- | ------------------------------------------------------------------- |
@@ -31,7 +31,7 @@ from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
 from zcomm.wire.lm_tables import LEVELS, SIGN_WORDS, STEPS, THRESHOLDS
 
-# From this biased exponent on, the scale is made 2^6 smaller so that H(z) stays finite.
+# From this biased exponent up, the scale is made 2^6 smaller to keep H(z) finite.
 _LARGE_EXPONENT = 249
 
 
@@ -48,7 +48,7 @@ def _levels(width: int, device: torch.device) -> Tensor:
 
 
 class LloydMax(BlockFormat):
-    """The common part; the width of a code picks the table."""
+    """What all three share; the code width selects the table."""
 
     def code_count(self, m: int) -> int:
         return ar.next_power_of_two(m)

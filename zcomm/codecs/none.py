@@ -16,7 +16,7 @@ from zcomm.codecs.plain import PlainFormat
 
 class Plain(PlainFormat):
     name = "none"
-    error = 1e-12  # of sums: it loses nothing itself
+    error = 1e-12  # from summing; the codec itself is lossless
     itemsize = 4
 
     def pack(self, v: Tensor) -> Tensor:

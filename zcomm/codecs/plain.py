@@ -1,4 +1,4 @@
-"""What none, bf16 and fp16 share: one section of n values, and NaN or Inf per element."""
+"""The base of none, bf16 and fp16: one section of n values; each element may be NaN or Inf."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from zcomm.wire.segments import Encoded
 
 @dataclass(frozen=True)
 class PlainFormat(Format):
-    """A codec that sends every element as a number of its own."""
+    """A codec that sends each element as a separate number."""
 
     itemsize: ClassVar[int]
 
@@ -30,7 +30,7 @@ class PlainFormat(Format):
 
     @abstractmethod
     def pack(self, v: Tensor) -> Tensor:
-        """v as integers of the wire's size."""
+        """v as integers of the size used on the wire."""
 
     @abstractmethod
     def unpack(self, raw: Tensor) -> Tensor:

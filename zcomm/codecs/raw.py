@@ -1,4 +1,4 @@
-"""RawLayout: fp64 goes as it is. The interface of a Layout, frames of nothing but numbers."""
+"""RawLayout: sends fp64 uncompressed. It has a Layout's interface, but frames hold only numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ITEMSIZE = 8
 
 
 class RawLayout:
-    """What a Layout is, for fp64. No codec, no residual and no checksum; sums are in fp64."""
+    """The fp64 counterpart of Layout: no codec, residual or checksum; sums are in fp64."""
 
     def __init__(self, segments: Iterable[Segment], peers: int | None = None) -> None:
         self.segments = checked_segments(segments)
@@ -38,7 +38,7 @@ class RawLayout:
         keep_idle: bool = False,
         threads: int | None = None,
     ) -> Tensor:
-        """grad * prescale, in the order of the frames; overwrites `out`."""
+        """grad * prescale, in frame order; overwrites `out`."""
         numbers = out.view(torch.float64)
         for s, start in zip(self._ordered, self._starts):
             part = grad[s.offset : s.offset + s.numel]

@@ -1,13 +1,13 @@
-"""How a residual is kept: fp32, bf16, or the body of an int8 segment.
+"""How a residual is stored: as fp32, as bf16, or as the body of an int8 segment.
 
-| dtype    | what is kept of r                                              |
+| dtype    | what is stored for r                                           |
 | -------- | -------------------------------------------------------------- |
 | float32  | r                                                              |
 | bfloat16 | bf16(r), at most 0x7f7f for a finite r                         |
 | int8     | an int8 body with the codec's block size, 128 if it has none   |
 
-The residual read back is exact. Elements that are kept keep their stored bytes; with
-int8 storage under a codec without blocks they are stored again with the value read back.
+Reading a stored residual is exact. Kept elements keep their stored bytes, except with int8 storage
+under a codec without blocks: there the value read back is stored again.
 """
 
 import torch
@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
 def numel(n: int, block: int, dtype: torch.dtype) -> int:
-    """Elements of storage for a segment of n elements."""
+    """Storage elements for a segment of n elements."""
     return Int8(block or DEFAULT_BLOCK).body_nbytes(n) if dtype == torch.int8 else n
 
 
@@ -33,12 +33,12 @@ def read(stored: Tensor, n: int, block: int) -> Tensor:
     if stored.dtype == torch.bfloat16:
         return ar.bf16_value(stored.view(torch.int16))
     scale, codes = _split_int8(stored.view(torch.uint8), n, block or DEFAULT_BLOCK)
-    # No checks here: the bytes are this process's own, and the formula holds for all of them.
+    # No checks: this process wrote the bytes, and the formula is valid for any byte.
     return codes.view(torch.int8).to(torch.float32) * ar.bf16_value(scale)
 
 
 def write(r: Tensor, kept: Tensor, stored: Tensor, block: int) -> Tensor:
-    """The new storage; `stored` is the old one, from which kept elements come."""
+    """The new storage of r; kept elements come from the old storage, `stored`."""
     if stored.dtype == torch.float32:
         return torch.where(kept, ar.bits(stored), ar.bits(r)).view(torch.float32)
     if stored.dtype == torch.bfloat16:

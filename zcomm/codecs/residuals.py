@@ -1,4 +1,4 @@
-"""Residuals: the tensors that keep what a layout's segments left out, and their addresses."""
+"""Residuals: tensors that hold what encoding left out of each segment, and their addresses."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from zcomm.kernels.base import KernelLayout
 from zcomm.kernels.memory import upload
 from zcomm.wire.segments import Segment
 
-# The first byte, the one after the last, and the segment.
+# The first byte, one past the last byte, and the segment.
 Span = tuple[int, int, int]
 
 
 class Residuals:
     """One residual per segment of a layout, all of one dtype: fp32, bf16 or int8.
 
-    `tensors` is a sequence with a tensor for each segment (None: it has no residual), or, for fp32
-    and bf16, one flat tensor that the segments' offsets refer to. `outputs`, of the same form,
-    receives the new residuals; without it they overwrite `tensors`. The addresses are taken here,
-    once: a tensor must not be resized afterwards. CuPy arrays are as good as tensors. A deep copy,
-    and what comes out of a pickle, has tensors of its own.
+    `tensors` is a sequence with one tensor per segment (None for a segment without a residual). For
+    fp32 and bf16 it may also be one flat tensor that segment offsets index into. `outputs` has the
+    same form and receives the new residuals, which otherwise overwrite `tensors`. The constructor
+    records the addresses, so tensors must not be resized later. CuPy arrays work like tensors.
+    Copying deeply or unpickling creates new tensors.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Residuals:
         self.dtype, self.device = first.dtype, first.device
         self._given = tensors, outputs
         self._in_table, spans = self._checked_memory(self.inputs, "residual")
-        # Where the native code finds the table of addresses: of the residuals, of the new ones.
+        # Address tables for native code: of the residuals, and of the outputs.
         self.in_addresses = self.out_addresses = self._in_table.buffer_info()[0]
         if outputs is not None:
             self.outputs = _per_segment(layout, outputs, "outputs")
@@ -60,13 +60,13 @@ class Residuals:
 
     @property
     def address_bits(self) -> int:
-        """The bits that are set in any of the addresses: how well they are aligned."""
+        """All addresses ORed together, which shows their common alignment."""
         if self._address_bits is None:
             self._address_bits = reduce(or_, (start for start, _, _ in self._spans), 0)
         return self._address_bits
 
     def addresses_on(self, device: torch.device) -> tuple[int, int]:
-        """Where copies of the tables lie in the device's memory; uploaded at the first call."""
+        """The addresses of the tables' copies in device memory; the first call uploads them."""
         if self._device_tables is None:
             first = upload(torch.tensor(list(self._in_table), dtype=torch.int64), device)
             second = first
@@ -77,22 +77,22 @@ class Residuals:
         return first.data_ptr(), second.data_ptr()
 
     def check(self, layout: KernelLayout, device: torch.device) -> None:
-        """Refuses a layout that these residuals were not made for, or another device."""
+        """Refuses a layout or a device that these residuals were not made for."""
         if self.layout is not layout:
             if self.layout != layout:
                 raise ValueError(
                     f"expected residuals of this layout, {layout!r}, got those of {self.layout!r}; "
                     "use Residuals(layout, ...)"
                 )
-            self.layout = layout  # an equal one: the next call need not compare them
+            self.layout = layout  # equal, and the next call finds the same object
         if self.device != device and self.inputs:
             raise ValueError(f"expected residuals on {device}, got {self.device}; move them there")
 
     def expect_apart(self, what: str, start: int, end: int) -> None:
-        """Refuses memory from `start` to `end` that overlaps with a residual."""
+        """Refuses memory from `start` to `end` if it overlaps a residual."""
         spans = self._spans
         if spans and start < spans[-1][1] and spans[0][0] < end:
-            # Spans are sorted and disjoint, so only the two around `start` need a look.
+            # Spans are sorted and disjoint, so only the two around `start` can overlap.
             at = bisect_left(spans, (start, 0, 0))
             near = spans[max(at - 1, 0) : at + 1]
             if any(first < end and start < last for first, last, _ in near):
@@ -103,7 +103,7 @@ class Residuals:
         return f"<Residuals: {len(self.inputs)} segments, {self.dtype}, {nbytes} bytes>"
 
     def __reduce__(self) -> tuple[type[Residuals], tuple[object, ...]]:
-        # A flat tensor goes as it is: its slices would each be copied with all of its memory.
+        # A flat tensor is copied whole: copying slices would copy all of its memory for each.
         tensors, outputs = self._given
         inputs = tensors if isinstance(tensors, Tensor) else self.inputs
         others = outputs if outputs is None or isinstance(outputs, Tensor) else self.outputs
@@ -154,7 +154,7 @@ class Residuals:
 
 
 def _disjoint(spans: list[Span]) -> list[Span]:
-    """The spans, sorted; refuses an overlap. A segment's input may be its own output."""
+    """The spans, sorted; refuses overlaps. A segment's output may be its input."""
     distinct = sorted(set(spans))
     for (_, end, i), (start, _, j) in zip(distinct, distinct[1:]):
         if start < end:

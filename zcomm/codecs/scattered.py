@@ -1,7 +1,7 @@
-"""ScatteredLayout: a layout whose segments are tensors of their own, wherever they lie in memory.
+"""ScatteredLayout: a layout whose segments are separate tensors anywhere in memory.
 
-A segment's offset is its distance from the lowest address among them: kernels add it to that
-address, as they do in a flat tensor. Nothing between the segments is touched.
+A segment's offset is its distance from the lowest address of all: kernels add it to that address,
+as they do in a flat tensor. They never touch memory between segments.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from zcomm.wire.segments import Segment, SegmentCodec
 
 
 class ScatteredLayout:
-    """Segments (codec, peer), and the flat fp32 tensor of each, whose address is taken here."""
+    """Segments (codec, peer) and a flat fp32 tensor for each, whose address is recorded."""
 
     def __init__(
         self, segments: Sequence[tuple[SegmentCodec, int]], tensors: Sequence[Tensor], peers: int
@@ -49,7 +49,7 @@ class ScatteredLayout:
 
 
 class _ScatteredTensors:
-    """What kernels need of a flat tensor: its address, or its slices."""
+    """What kernels need from a flat tensor: its address, or its slices."""
 
     dtype = torch.float32
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
 
-# bits(2^100): from here on the sum of a block could overflow.
+# bits(2^100): from here up, a block's sum could overflow.
 _LARGE = 227 << 23
 
 

@@ -1,4 +1,4 @@
-"""topk: the k = ceil(R*n) largest magnitudes; the others are not sent.
+"""topk: sends the k = ceil(R*n) elements of largest magnitude and no others.
 
 | section | contents                                                              |
 | ------- | --------------------------------------------------------------------- |
@@ -8,8 +8,8 @@
 
     d = bf16(v) where sent (at most 0x7f7f; never -0), else +0
 
-Among equal magnitudes the lower index is sent. If any v is not finite, all counts are
-0xffffffff, the rest is 0, all elements decode to NaN and the residual stays as it was.
+Ties go to the lower index. If any v is not finite, all counts are 0xffffffff, the rest is 0, all
+elements decode to NaN, and the residual does not change.
 """
 
 import math
@@ -27,7 +27,7 @@ from zcomm.codecs.format import Format, refuse, section, take_section
 from zcomm.wire.header import WireError, align16
 from zcomm.wire.segments import Encoded
 
-# Exponents are short so that a spec cannot ask for a number of a million digits.
+# Exponents are short: a spec must not be able to ask for a million-digit number.
 _DECIMAL = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
 RANGE = 65536
 _FLAGGED = 0xFFFFFFFF
@@ -40,7 +40,7 @@ def _range_count(n: int) -> int:
 
 @dataclass(frozen=True)
 class TopK(Format):
-    """`ratio` is the canonical decimal number, kept as text so that it is exact."""
+    """`ratio` is the canonical decimal number, stored as text to stay exact."""
 
     ratio: str
     name: ClassVar[str] = "topk"
@@ -108,7 +108,7 @@ class TopK(Format):
         return body
 
     def _indices(self, raw: Tensor, counts: Tensor, n: int) -> Tensor:
-        """The increasing indices of the sent elements, all checked to be below n."""
+        """The indices of the sent elements, in increasing order and checked to be below n."""
         starts = torch.arange(counts.numel(), device=raw.device) * RANGE
         refuse(
             counts > (n - starts).clamp_max(RANGE), "expected a count within its range, got", counts
@@ -116,7 +116,7 @@ class TopK(Format):
         if int(counts.sum()) != self.k(n):
             raise WireError(f"expected counts that add up to {self.k(n)}, got {int(counts.sum())}")
         index = torch.repeat_interleave(starts, counts) + _unsigned(raw)
-        # Offsets are below 65536, so an index can only leave the last range, which may be short.
+        # Offsets are below 65536, so only the last range, which may be short, can be exceeded.
         refuse(index >= n, f"expected indices below {n}, got", index)
         refuse(index[1:] <= index[:-1], "expected increasing offsets, got", index[1:] % RANGE)
         return index

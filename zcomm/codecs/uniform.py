@@ -1,4 +1,4 @@
-"""What int8 and int4 share: absmax scaling to a symmetric range of integers.
+"""The base of int8 and int4: absmax scaling to a symmetric range of integers.
 
 With Q the largest code:
 

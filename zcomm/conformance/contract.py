@@ -1,7 +1,7 @@
-"""The inputs that the numerics contract is tested with, and what kernel sets make of them.
+"""Test inputs for the numerics contract, and the bit-by-bit comparison of kernel sets.
 
-The tests and `python -m zcomm.selftest` share them. Inputs are made on the CPU, from seeds, and
-what the reference makes of them there is what every kernel set must give, on any device.
+The tests and `python -m zcomm.selftest` share this module. Inputs are generated on the CPU from
+seeds. Every kernel set, on any device, must produce the bits that the reference produces there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _power(g: torch.Generator, low: int, high: int, size: int = 1) -> Tensor:
     return torch.ldexp(torch.ones(size).double(), torch.randint(low, high, (size,), generator=g))
 
 
-# Of normal numbers x (fp64), the generator, and the dtype's least normal and largest number.
+# Each takes normal samples x (fp64), the generator, and the dtype's smallest normal and largest.
 FINITE_KINDS: dict[str, Kind] = {
     "normal": lambda x, g, tiny, large: x,
     "zeros of both signs": lambda x, g, tiny, large: x * 0.0,
@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = FINITE_KINDS | {
 def gradient(
     n: int, kinds: Sequence[str], dtype: torch.dtype, *, patch: int = 128, seed: int = 0
 ) -> Tensor:
-    """n elements; every `patch` of them is of the next kind."""
+    """n elements in patches of `patch`; each patch is of the next kind."""
     info, parts = torch.finfo(dtype), [torch.zeros(0, dtype=torch.float64)]
     for i, start in enumerate(range(0, n, patch)):
         kind = kinds[i % len(kinds)]
@@ -87,7 +87,7 @@ def gradient(
 
 
 def stored_residual(c: Codec, r: Tensor, storage: torch.dtype) -> Tensor:
-    """Finite fp32 values r in a storage."""
+    """The finite fp32 values r as a residual of this storage dtype."""
     if storage == torch.int8:
         body = codec(f"int8:block={c.block or 128}").encode(r, kernels="reference")[32:]
         return body.view(torch.int8).clone()
@@ -97,7 +97,7 @@ def stored_residual(c: Codec, r: Tensor, storage: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """One input: its size, its kinds from the `turn`-th on, and how far it is off alignment."""
+    """One input: its size, the first of its kinds (`turn`), and its offset from alignment."""
 
     n: int
     turn: int = 0
@@ -123,10 +123,10 @@ CASES = [Case(n, turn=3 * i + t, shift=(i + t) % 4) for i, n in enumerate(SIZES)
 
 
 class Placed:
-    """A copy of a tensor `shift` bytes after a 64-byte boundary, with guard bytes around it.
+    """A copy of a tensor, `shift` bytes past a 64-byte boundary, with guard bytes around it.
 
-    On other devices than the CPU torch's tensors lie at multiples of their element's size: there
-    the shift is in elements.
+    On devices other than the CPU the shift is in elements, because torch requires tensors to be
+    aligned to their element size.
     """
 
     def __init__(self, t: Tensor, shift: int, device: torch.device = CPU) -> None:
@@ -160,14 +160,14 @@ class Outcome(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """What a kernel set made, on the CPU, and what it wrote though it must not."""
+    """A kernel set's results, copied to the CPU, and the memory it must not write but did."""
 
     outcome: Outcome
     broken: list[str]
 
 
 class Subject(NamedTuple):
-    """A kernel set and a device: what is tested."""
+    """What is under test: a kernel set on a device."""
 
     kernels: str
     device: torch.device = CPU
@@ -175,7 +175,7 @@ class Subject(NamedTuple):
     def encode(
         self, c: Codec, grad: Tensor, residual: Tensor | None, prescale: float, shift: int
     ) -> Attempt:
-        """All tensors `shift` off alignment; `decoded` stays empty."""
+        """Encodes with all tensors shifted off alignment by `shift`; `decoded` stays empty."""
         layout = Layout([Segment(c, grad.numel())])
         source, held = Placed(grad, shift, self.device), None
         placed, given = [source], {"gradient": (source, grad)}
@@ -196,7 +196,7 @@ class Subject(NamedTuple):
         return Attempt(Outcome(wire.tensor.cpu(), outputs.cpu(), torch.empty(0)), broken)
 
     def decode(self, c: Codec, wires: Sequence[Tensor], n: int, shift: int) -> Attempt:
-        """The sum of wires, as `decoded`; the rest stays empty."""
+        """Sums the wires into `decoded`; the other fields stay empty."""
         placed = [Placed(wire, shift, self.device) for wire in wires]
         out = Placed(torch.full((n,), 7.0), shift, self.device)
         c.decode_sum([p.tensor for p in placed], n, out=out.tensor, kernels=self.kernels)
@@ -215,7 +215,7 @@ def _outside(call: str, placed: Sequence[Placed]) -> list[str]:
 
 @cache
 def reference(spec: str, dtype: torch.dtype, storage: torch.dtype | None, case: Case) -> Outcome:
-    """What the reference makes of a case, at aligned addresses."""
+    """The reference's results for a case, at aligned addresses."""
     c, subject = codec(spec), Subject("reference")
     encoded = subject.encode(c, *inputs(spec, dtype, storage, case), case.prescale, 0)
     decoded = subject.decode(c, [encoded.outcome.wire], case.n, 0)
@@ -232,12 +232,12 @@ def inputs(
 
 
 def bits(t: Tensor) -> Tensor:
-    """The patterns as integers, so that NaN and -0 count."""
+    """The bit patterns as integers, so comparisons distinguish NaNs and -0."""
     return t.contiguous().view(INTEGERS[t.element_size()])
 
 
 def difference(got: Tensor, expected: Tensor) -> str:
-    """The first place where bits differ, and how many do; "" if none."""
+    """Where the bits first differ and how many elements differ; "" if none do."""
     if torch.equal(bits(got), bits(expected)):
         return ""
     if got.shape != expected.shape:
