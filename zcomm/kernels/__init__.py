@@ -1,19 +1,13 @@
-"""The choice between kernel sets.
+"""Kernel sets: each encodes and decodes all segments of a layout in one call.
 
-| name                              | what it is                                               |
-| --------------------------------- | -------------------------------------------------------- |
-| reference                         | plain torch, any device                                  |
-| cpu                               | compiled, the fastest ISA here, or the one of ZCOMM_CPU_ISA |
-| cpu:scalar, cpu:avx2, cpu:avx512  | compiled, that ISA                                       |
-| cuda                              | compiled, for tensors on NVIDIA GPUs                     |
-| cupy                              | the same kernels, compiled at their first use by NVRTC   |
-| triton                            | for tensors on NVIDIA, AMD and Intel GPUs                |
+`reference` is plain torch. `cpu` is compiled and uses the fastest ISA here, or ZCOMM_CPU_ISA's;
+cpu:scalar, cpu:avx2 and cpu:avx512 name one. `cuda` is compiled for NVIDIA GPUs, `cupy` compiles
+the same kernels on first use, `triton` is for NVIDIA, AMD and Intel GPUs. By default, CPU tensors
+use `cpu`; GPU tensors use the first available of `cuda`, `cupy` and `triton`, or else `reference`,
+with a warning because it is slow. ZCOMM_KERNELS changes the default; it is read at first use on
+each device. If `cpu` or a set requested by name is unavailable, the call raises the reason.
 
-Tensors on the CPU use `cpu`. Those on CUDA devices use the first that is there of `cuda`, `cupy`,
-`triton` and `reference`; those on Intel's `triton`, else `reference`; others `reference`. Where a
-GPU is left with `reference`, which is slow, a warning says so once, with all reasons. ZCOMM_KERNELS
-names another set for all calls that name none; it is read at the first use on each device. A set
-that is asked for by name and absent raises its reason, and the `cpu` sets are never replaced.
+Imports: wire, base and torch_private. Start with base.py, then reference.py.
 """
 
 import importlib
@@ -29,30 +23,30 @@ from zcomm.kernels.base import KernelSet
 from zcomm.kernels.reference import ReferenceKernels
 
 KERNELS_VARIABLE = "ZCOMM_KERNELS"
-# Sets for GPUs, the first choice first, and the types of devices whose tensors they take. ROCm's
-# builds of torch call AMD's GPUs "cuda" too: cuda and cupy are absent there.
+# Kernel sets for GPUs in order of preference, and the device types they support. ROCm builds of
+# torch call AMD GPUs "cuda" too; there, cuda and cupy are unavailable.
 ON_GPUS = {"cuda": ("cuda",), "cupy": ("cuda",), "triton": ("cuda", "xpu")}
 NAMES = ("reference", "cpu", *(f"cpu:{isa}" for isa in cpu.ISAS), *ON_GPUS)
 _registered: dict[str, KernelSet] = {}
 
 
 def select(device: torch.device, name: str | None = None) -> KernelSet:
-    """The kernel set of this name, or the default one for tensors on `device`."""
+    """The kernel set with this name, or the default for tensors on `device`."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"kernels: expected one of {', '.join(NAMES)}, got {type(name).__name__}")
     return _select(device, name)
 
 
 def available() -> dict[str, str]:
-    """Every kernel set's name, and why it is absent ("" if it is there); for GPUs, on the first.
+    """Why each kernel set is unavailable ("" if it is available), by name; for GPUs, on the first.
 
-    Where there is a GPU this starts CUDA, which does not survive a fork: start ranks by spawning.
+    On a machine with a GPU this initializes CUDA, which does not survive a fork: spawn ranks.
     """
     return {name: _missing(name) for name in NAMES}
 
 
 def default(device_type: str, ordinal: int = 0) -> str:
-    """The name of the set that a device's tensors use if nobody names one."""
+    """The name of the set that a device's tensors use by default."""
     if device_type == "cpu":
         return "cpu"
     fitting = _fitting(device_type)
@@ -60,7 +54,7 @@ def default(device_type: str, ordinal: int = 0) -> str:
 
 
 def forced() -> str | None:
-    """The set that ZCOMM_KERNELS names for all calls that name none."""
+    """The set that ZCOMM_KERNELS makes the default, if any."""
     return os.environ.get(KERNELS_VARIABLE) or None
 
 
@@ -99,7 +93,7 @@ def _made(name: str, device: torch.device, source: str) -> KernelSet:
 
 
 def _made_for_gpus(name: str) -> KernelSet:
-    """Imports CuPy or Triton only here."""
+    """The only place that imports CuPy or Triton."""
     if name == "cuda":
         return cuda.CudaKernels(cuda.load())
     made: KernelSet = getattr(_module(name), f"{name.capitalize()}Kernels")()
@@ -107,13 +101,13 @@ def _made_for_gpus(name: str) -> KernelSet:
 
 
 def register(name: str, kernel_set: KernelSet) -> None:
-    """Adds a kernel set that comes from elsewhere, for tensors on any device: an emulated GPU."""
+    """Adds an external kernel set, such as an emulated GPU's, for tensors on any device."""
     _registered[name] = kernel_set
     _select.cache_clear()
 
 
 def absences(device_type: str, ordinal: int = 0) -> str:
-    """Of each set for such a GPU, why it is absent."""
+    """Why each kernel set for this type of GPU is unavailable."""
     return "; ".join(f"{name}: {_missing(name, ordinal)}" for name in _fitting(device_type))
 
 

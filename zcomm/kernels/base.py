@@ -1,6 +1,6 @@
-"""What a kernel set is, and what it sees of codecs, layouts and residuals.
+"""The interface of a kernel set, and the parts of layouts and residuals that it uses.
 
-Kernels lie below those, so they are described here by what a kernel set uses of them.
+Codecs import kernels, not the reverse, so protocols stand in for their classes here.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from zcomm.wire.segments import Segment
 
 
 class KernelLayout(Protocol):
-    """A layout; `native` and `device_plans` are where kernel sets keep their own forms of it."""
+    """A layout. Kernel sets cache their own forms of it in `native` and `device_plans`."""
 
     native: Any
     device_plans: dict[object, Any]
@@ -34,7 +34,7 @@ class KernelLayout(Protocol):
 
 
 class KernelResiduals(Protocol):
-    """Residuals, one tensor (or None) per segment, and where the tables of their addresses lie."""
+    """Residuals: one tensor (or None) per segment, and the tables of their addresses."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -48,16 +48,16 @@ class KernelResiduals(Protocol):
     def out_addresses(self) -> int: ...
     @property
     def address_bits(self) -> int:
-        """The bits that are set in any of the addresses: how well they are aligned."""
+        """All addresses ORed together, which shows their common alignment."""
         ...
 
     def addresses_on(self, device: torch.device) -> tuple[int, int]:
-        """Where copies of the two tables lie in a device's memory."""
+        """The addresses of the two tables' copies in device memory."""
         ...
 
 
 class KernelMemory(Protocol):
-    """A flat tensor, or what looks like one: its address, and slices of it."""
+    """A flat tensor, or an object with its address and slices."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -70,7 +70,7 @@ class KernelMemory(Protocol):
 def wire_error(
     layout: KernelLayout, wire: int, text: str, frame: int | None = None, segment: int | None = None
 ) -> WireError:
-    """The error of a refused wire: its place, "wire 1, frame 2", then the text."""
+    """The error for a refused wire: its place ("wire 1, frame 2"), then the text."""
     place = f"wire {wire}"
     if frame is not None and len(layout.frames) > 1:
         place += f", frame {frame}"
@@ -102,7 +102,7 @@ class DecodeCall(NamedTuple):
 
 
 class KernelSet(Protocol):
-    """The primitives over all segments of a layout. The layout has checked the arguments."""
+    """The primitives, over all segments of a layout. Arguments are already checked."""
 
     @property
     def name(self) -> str: ...
@@ -110,7 +110,7 @@ class KernelSet(Protocol):
     def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
         """Raises a WireError for a refused wire.
 
-        An asynchronous kernel set leaves a fault in `call.faults`, if given, and does not wait for
-        the device.
+        Given `call.faults`, an asynchronous kernel set stores the fault there instead of waiting
+        for the device.
         """
         ...

@@ -1,6 +1,6 @@
-"""The cpu kernel sets: compiled code, one set for each instruction set (ISA).
+"""The cpu kernel sets: compiled code, one set per instruction set architecture (ISA).
 
-`zcomm._core` knows no torch: it takes addresses and sizes, and runs without the GIL.
+`zcomm._core` does not depend on torch: it takes addresses and sizes, and releases the GIL.
 """
 
 import os
@@ -71,7 +71,7 @@ def _native(layout: KernelLayout) -> Any:
 
 @lru_cache(maxsize=1)
 def _load() -> ModuleType | str:
-    """The native module, or why there is none."""
+    """The native module, or why it cannot be loaded."""
     try:
         from zcomm import _core
     except ImportError as error:
@@ -80,7 +80,7 @@ def _load() -> ModuleType | str:
 
 
 def missing(isa: str) -> str:
-    """Why the kernels of this ISA are absent; "" if they are there."""
+    """Why this ISA's kernels are unavailable; "" if they are available."""
     core = _load()
     if isinstance(core, str):
         return core
@@ -90,7 +90,7 @@ def missing(isa: str) -> str:
 
 
 def chosen_isa() -> str:
-    """The ISA that `cpu` stands for: the one the environment forces, else the fastest here."""
+    """The ISA that `cpu` uses: the one set in the environment, or else the fastest here."""
     forced = os.environ.get(ISA_VARIABLE)
     if forced and forced not in ISAS:
         raise ValueError(f"{ISA_VARIABLE}: expected one of {', '.join(ISAS)}, got {forced!r}")

@@ -1,6 +1,6 @@
 """The cuda kernel set: compiled kernels for NVIDIA GPUs, on torch's current stream.
 
-`zcomm._cuda` knows no torch: it takes addresses, sizes and a stream, and launches.
+`zcomm._cuda` does not depend on torch: it takes addresses, sizes and a stream, and launches.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class _DeviceLayout:
 class CudaKernels(DeviceKernels):
     """The kernels of a module: the compiled one, or one that runs them on an emulator.
 
-    The module makes plans of layouts, and launches them; `launcher` may be another who does.
+    The module makes a plan for each layout. It launches plans too, unless `launcher` is overridden.
     """
 
     def __init__(self, module: Any, name: str = "cuda") -> None:
@@ -37,7 +37,7 @@ class CudaKernels(DeviceKernels):
         self._module = module
 
     def launcher(self, plan: Any, device: torch.device) -> Any:
-        """Whose encode and decode_sum launch the kernels of a plan on a device."""
+        """The object whose encode and decode_sum launch a plan's kernels on a device."""
         return self._module
 
     def launch_encode(self, layout: KernelLayout, stream: Stream, launch: EncodeLaunch) -> None:
@@ -50,7 +50,7 @@ class CudaKernels(DeviceKernels):
     def launch_decode_sum(self, layout: KernelLayout, stream: Stream, launch: DecodeLaunch) -> None:
         plan = self._plan(layout, stream.device)
         memory, wires = plan.memory.on(stream), len(launch.wires)
-        # Where they are too many for a kernel's arguments.
+        # Too many addresses to pass as kernel arguments.
         many = wires > self._module.INLINE_WIRES
         plan.launcher.decode_sum(
             plan.native,
@@ -75,12 +75,12 @@ class CudaKernels(DeviceKernels):
 
 
 def for_rocm() -> str:
-    """Why CUDA is of no use to this torch, whose "cuda" devices are AMD's; "" if it is."""
+    """Why CUDA kernels cannot run if this torch's "cuda" devices are AMD GPUs; otherwise ""."""
     return "this torch is for AMD GPUs (ROCm), not for CUDA" if torch.version.hip else ""
 
 
 def without_cuda() -> str:
-    """Why this torch has no tensors for kernels of CUDA; "" if it does."""
+    """Why this torch has no tensors for CUDA kernels; "" if it does."""
     if torch.version.cuda is None:
         return f"torch was built without CUDA ({torch.__version__}); install a CUDA build of it"
     return ""
@@ -88,7 +88,7 @@ def without_cuda() -> str:
 
 @lru_cache(maxsize=1)
 def load() -> ModuleType | str:
-    """The compiled module, or why there is none."""
+    """The compiled module, or why it cannot be loaded."""
     try:
         from zcomm import _cuda
     except ImportError as error:
@@ -97,7 +97,7 @@ def load() -> ModuleType | str:
 
 
 def missing(ordinal: int = 0) -> str:
-    """Why a device cannot run the kernels; "" if it can. The driver's reasons come first."""
+    """Why a device cannot run the kernels; "" if it can. Checks the driver first."""
     if for_rocm():
         return for_rocm()
     module = load()
@@ -109,13 +109,12 @@ def missing(ordinal: int = 0) -> str:
 def _no_code(module: ModuleType, ordinal: int) -> str:
     try:
         return no_code(module.capability(ordinal), module.ARCHS)
-    except RuntimeError as error:  # no device of this number
+    except RuntimeError as error:  # no device with this number
         return str(error)
 
 
 def no_code(capability: tuple[int, int], archs: Sequence[int]) -> str:
-    """Why a module with machine code for `archs`, and PTX for the last one, does not run on a
-    device; "" if it does."""
+    """Why machine code for `archs`, plus PTX for the last, cannot run on a device; "" if it can."""
     major, arch = capability[0], 10 * capability[0] + capability[1]
     if arch >= archs[-1] or any(known // 10 == major and known <= arch for known in archs):
         return ""

@@ -1,7 +1,7 @@
-"""CUDA's driver, as far as kernels need it that were compiled at run time: load them, find them.
+"""The part of CUDA's driver API that loads kernels compiled at run time.
 
-Its library comes with the GPU's driver, not with torch or CUDA. What is launched is launched by
-`zcomm._core`, which gets addresses of the driver's functions: a launch takes no Python.
+The library comes with the GPU driver, not with torch or CUDA. `zcomm._core` does the launches: it
+gets the addresses of the driver's functions, so a launch runs no Python.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ class DriverError(RuntimeError):
 
 
 class Driver:
-    """Raises OSError where the library is not found. The first device call needs `start`."""
+    """Raises OSError if the library is not found. Call `start` before any device call."""
 
     def __init__(self, library: str | None = None) -> None:
         self._library = ctypes.CDLL(library or LIBRARY)
@@ -32,7 +32,7 @@ class Driver:
         self._call("cuInit", 0)
 
     def version(self) -> int:
-        """Of the newest CUDA that it knows: 13000 for 13.0."""
+        """The newest CUDA version it supports: 13000 for 13.0."""
         version = ctypes.c_int()
         self._call("cuDriverGetVersion", ctypes.byref(version))
         return version.value
@@ -51,7 +51,7 @@ class Driver:
         return major.value, minor.value
 
     def load(self, image: bytes, symbols: Sequence[str], ordinal: int) -> list[int]:
-        """The kernels of these names, from machine code or PTX, on a device."""
+        """Loads machine code or PTX on a device; returns the kernels with these names."""
         self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(self.context(ordinal)))
         try:
             module = ctypes.c_void_p()
@@ -76,7 +76,7 @@ class Driver:
         return self._contexts[ordinal]
 
     def launcher(self, ordinal: int) -> Any:
-        """What starts kernels on a device, without any kernels yet."""
+        """A launcher for a device, with no kernels yet."""
         from zcomm import _core
 
         return _core.Driver(
@@ -99,7 +99,7 @@ class Driver:
 
 
 def missing(least_version: int) -> str:
-    """Why no kernel can run; "" if some can. `least_version` is a major version of CUDA."""
+    """Why no kernel can run; "" if some can. `least_version` is a CUDA major version."""
     try:
         driver = Driver()
         driver.start()

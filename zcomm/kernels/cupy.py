@@ -1,8 +1,8 @@
-"""The cupy kernel set: the CUDA kernels, compiled at their first use for the device at hand.
+"""The cupy kernel set: the CUDA kernels, compiled on first use for the device at hand.
 
-For machines with an NVIDIA GPU and without a `zcomm._cuda` that fits. Sources, plans, order of
-launches and arguments are those of the cuda set; CuPy brings NVRTC, which compiles them, and the
-driver loads them. A kernel file is compiled when a layout needs it, and kept on disk.
+It serves machines with an NVIDIA GPU but no matching `zcomm._cuda`. Sources, plans, launch order
+and arguments are those of the cuda set. CuPy provides NVRTC, which compiles the kernels, and the
+driver loads them. A kernel file is compiled when a layout first needs it, then cached on disk.
 """
 
 import threading
@@ -15,12 +15,12 @@ from zcomm.kernels import cuda_driver, nvrtc
 from zcomm.kernels.cuda import CudaKernels, for_rocm, without_cuda
 from zcomm.kernels.nvrtc import Unit
 
-# A unit's machine code or PTX for a device.
+# Returns a unit's machine code or PTX for a device.
 Images = Callable[[Unit, torch.device], bytes]
 
 
 class CupyKernels(CudaKernels):
-    """The kernels that a driver loads; both are others where they run on an emulator."""
+    """Kernels that a driver loads. On an emulator, both the images and the driver differ."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class CupyKernels(CudaKernels):
         self._loading = threading.Lock()
 
     def launcher(self, plan: Any, device: torch.device) -> Any:
-        """With all kernels that the plan may launch."""
+        """A launcher with all kernels that the plan may launch."""
         ordinal = device.index or 0
         with self._loading:
             if ordinal not in self._launchers:
@@ -66,7 +66,7 @@ class CupyKernels(CudaKernels):
 
 
 def missing(ordinal: int = 0) -> str:
-    """Why a device cannot run the kernels; "" if it can. What is quick to know comes first."""
+    """Why a device cannot run the kernels; "" if it can. Quick checks come first."""
     reason = for_rocm() or nvrtc.missing() or cuda_driver.missing(0) or nvrtc.missing_library()
     reason = reason or cuda_driver.missing(nvrtc.version()[0])
     return reason or _no_target(ordinal) or without_cuda()
@@ -75,6 +75,6 @@ def missing(ordinal: int = 0) -> str:
 def _no_target(ordinal: int) -> str:
     try:
         nvrtc.target_for(cuda_driver.Driver().capability(ordinal))
-    except RuntimeError as error:  # an old GPU, or none of this number
+    except RuntimeError as error:  # an old GPU, or none with this number
         return str(error)
     return ""

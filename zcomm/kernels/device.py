@@ -1,4 +1,4 @@
-"""What the kernel sets of devices share: streams, memory that a layout keeps there, and faults."""
+"""What device kernel sets share: streams, the memory a layout keeps on a device, and faults."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -16,7 +16,7 @@ _MAX_ADDRESS_TABLES = 64  # of a layout and a stream
 
 
 class Stream:
-    """Torch's current stream on a device. Memory of the CPU is an emulator's device."""
+    """Torch's current stream on a device. For an emulator, the CPU is the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -37,8 +37,8 @@ class Stream:
 class StreamMemory:
     """A layout's tables and scratch memory for one stream, which is current in every call.
 
-    What a CUDA graph was captured with stays where it is, for as long as the process lives: nobody
-    knows when a graph is replayed for the last time.
+    Memory that a CUDA graph captured stays allocated until the process ends, because the graph may
+    be replayed at any time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class StreamMemory:
         self._device = device
         self._table: Tensor | None = None
         self._scratch: dict[str, Tensor] = {}
-        self._address_tables: dict[tuple[int, ...], Tensor] = {}  # the last used is the last
+        self._address_tables: dict[tuple[int, ...], Tensor] = {}  # most recent last
         self._outgrown: list[Tensor] = []
 
     def note_capture(self) -> None:
@@ -55,13 +55,13 @@ class StreamMemory:
             _captured.append(self)
 
     def table(self, data: Tensor) -> int:
-        """Where the layout's table lies; uploaded at the first call."""
+        """The address of the layout's table; the first call uploads it."""
         if self._table is None:
             self._table = upload(data, self._device)
         return self._table.data_ptr()
 
     def reserved(self, what: str, nbytes: int) -> int:
-        """Kernels leave it zero. A larger one takes the place of the old one, in stream order."""
+        """Scratch memory; kernels leave it zeroed. It grows by replacement, in stream order."""
         found = self._scratch.get(what)
         if found is None or found.numel() < nbytes:
             expect_no_capture(self._device)
@@ -72,7 +72,7 @@ class StreamMemory:
         return found.data_ptr()
 
     def address_table(self, addresses: list[int]) -> int:
-        """A table of addresses in device memory; the last ones are kept."""
+        """A table of addresses in device memory; recent ones are cached."""
         key = tuple(addresses)
         found = self._address_tables.pop(key, None)
         if found is None:
@@ -87,14 +87,14 @@ _captured: list[StreamMemory] = []
 
 
 class DeviceMemory:
-    """What a layout has on devices: a StreamMemory for each stream that used it.
+    """A layout's memory on devices: one StreamMemory per stream that used it.
 
-    Streams share nothing, so that no call waits for another stream, and memory that is dropped goes
-    back in the order of its own.
+    Streams share nothing: no call waits for another stream, and freed memory is reused in the order
+    of its own stream.
     """
 
     def __init__(self) -> None:
-        self._streams: dict[tuple[torch.device, int], StreamMemory] = {}  # the last used is last
+        self._streams: dict[tuple[torch.device, int], StreamMemory] = {}  # most recent last
 
     def on(self, stream: Stream) -> StreamMemory:
         key = (stream.device, stream.handle)
@@ -114,11 +114,11 @@ class DeviceMemory:
 
 
 def new_faults(device: torch.device) -> Tensor:
-    """Where kernels leave the least fault that they find."""
+    """The number in which kernels store the lowest fault they find."""
     return torch.full((1,), NO_FAULT, dtype=torch.int64, device=device)
 
 
-# By kind, as csrc/cuda/args.h numbers them: what was expected, and what was found.
+# What was expected and what was found, by fault kind as numbered in csrc/cuda/args.h.
 _KINDS = (
     ("", ""),
     ("a checksum that fits the bytes", "another"),
@@ -147,7 +147,7 @@ _FIELDS = (
 
 
 def fault_error(value: int, layout: KernelLayout) -> WireError:
-    """The error of a fault: stage (2 bits), wire (14), segment or frame (24), kind (8), detail."""
+    """The error for a fault: stage (2 bits), wire (14), segment or frame (24), kind (8), detail."""
     value &= (1 << 64) - 1
     wire, index = value >> 48 & 0x3FFF, value >> 24 & 0xFFFFFF
     kind, detail = value >> 16 & 0xFF, value & 0xFFFF

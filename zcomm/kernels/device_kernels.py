@@ -1,8 +1,8 @@
-"""What every kernel set of devices does around its launches, on torch's current stream.
+"""What every device kernel set does around its launches, on torch's current stream.
 
-Calls neither wait for the device nor allocate, but for a layout's first one on a stream, those with
-more wires than before, and decodes that are to raise what they find. Tables and scratch memory
-belong to a layout and a stream.
+Calls neither wait for the device nor allocate, with three exceptions: a layout's first call on a
+stream, a call with more wires than before, and a decode that must raise the faults it finds. Tables
+and scratch memory belong to one layout and one stream.
 """
 
 import threading
@@ -14,17 +14,17 @@ from zcomm.kernels.device import NO_FAULT, Stream, fault_error, new_faults
 from zcomm.kernels.memory import Aligned, AlignedResiduals
 from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES
 
-MAX_WIRES = 4096  # of one decode_sum
+MAX_WIRES = 4096  # in one decode_sum
 WIRE_ALIGNMENT = 16  # kernels write wires in pieces of up to 16 bytes
 
 
 class EncodeLaunch(NamedTuple):
-    """An EncodeCall by addresses and numbers, in the order that launchers take them."""
+    """An EncodeCall as addresses and numbers, in launcher argument order."""
 
     grad: int
     grad_dtype: int
     prescale: float
-    residual_inputs: int  # tables of addresses; 0 without residuals
+    residual_inputs: int  # address tables; 0 without residuals
     residual_outputs: int
     residual_dtype: int
     wire: int
@@ -42,16 +42,16 @@ class DecodeLaunch(NamedTuple):
 
 
 class DeviceKernels(ABC):
-    """A set launches; here is what comes before and after: alignment, devices, faults."""
+    """Handles alignment, devices and faults; subclasses launch the kernels."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Two threads on one stream may have the same layout: its scratch memory is for one call.
+        # Two threads may use a layout on one stream, but its scratch memory serves one call.
         self._launching = threading.Lock()
 
     @abstractmethod
     def launch_encode(self, layout: KernelLayout, stream: Stream, launch: EncodeLaunch) -> None:
-        """Starts the kernels. The stream's device is current, and no other call launches."""
+        """Launches the kernels. The stream's device is current; no other call is launching."""
 
     @abstractmethod
     def launch_decode_sum(self, layout: KernelLayout, stream: Stream, launch: DecodeLaunch) -> None:
@@ -77,7 +77,7 @@ class DeviceKernels(ABC):
         held.write_back()
 
     def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
-        """With `faults` a refused wire lowers its value; without, this waits for the device."""
+        """A refused wire lowers `faults` if given; otherwise this waits for the device."""
         wires = call.wires
         if len(wires) > MAX_WIRES:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""Compiled kernels on disk: they take seconds to make, and every rank of every job needs them.
+"""A disk cache of compiled kernels: they take seconds to build, and every rank needs them.
 
-A file holds a SHA-256 of its contents, then the contents; it gets its name when it is whole. Of
-several processes that need the same file, one makes it and the others wait for it. Where nothing
-can be kept, each process makes its own.
+A file holds the SHA-256 of its contents, then the contents; it is renamed into place once complete.
+If several processes need the same file, one builds it while the others wait. Without a writable
+cache, each process builds its own.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ _DIGEST_NBYTES = 32
 
 
 def folder() -> Path:
-    """ZCOMM_CACHE_DIR, else zcomm's folder where the user's caches are."""
+    """ZCOMM_CACHE_DIR, or else zcomm's folder in the user's cache directory."""
     told = os.environ.get(CACHE_VARIABLE)
     if told:
         return Path(told).expanduser()
@@ -30,10 +30,10 @@ def folder() -> Path:
 
 
 def cached(name: str, make: Callable[[], bytes]) -> bytes:
-    """The contents of a file, which are made if it is not there or damaged."""
+    """The contents of a cached file; builds them if it is missing or damaged."""
     try:
         path = folder() / name
-    except RuntimeError as error:  # a user without a home
+    except RuntimeError as error:  # a user without a home directory
         _warn("none", str(error))
         return make()
     found = _read(path)
@@ -51,7 +51,7 @@ def cached(name: str, make: Callable[[], bytes]) -> bytes:
             _write(path, found)
         return found
     finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file, too
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile also has the file open
         os.close(lock)
 
 
@@ -74,7 +74,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _replacement(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when it is written; or goes away."""
+    """A temporary file that replaces `path` once written; deleted on failure."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

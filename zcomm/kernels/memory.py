@@ -1,7 +1,7 @@
-"""Memory of kernels that need aligned addresses.
+"""Memory for kernels that need aligned addresses.
 
-Torch's own tensors lie at multiples of their element's size. Views of foreign bytes need not, and
-wires may be slices at any byte: such memory is copied, and copied back.
+Tensors that torch allocates are aligned to their element size. Views of foreign memory may not be,
+and a wire may be a slice at any byte: such memory is copied, and results are copied back.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ _RESIDUAL_ALIGNMENT = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 2}  # in
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether calls are recorded for a CUDA graph, not run."""
+    """Whether calls are being recorded into a CUDA graph instead of run."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def expect_no_capture(device: torch.device) -> None:
-    """Where memory is made that later calls use: a graph would fill it only when it is replayed."""
+    """Call before filling memory for later calls: a graph would fill it only when replayed."""
     if capturing(device):
         raise RuntimeError(
             "expected a layout, residuals and wires that were used on this stream before a CUDA "
@@ -30,7 +30,7 @@ def expect_no_capture(device: torch.device) -> None:
 
 
 def upload(t: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device; from pinned memory, so that nothing waits for it."""
+    """A copy on the device, made from pinned memory so that nothing waits."""
     expect_no_capture(device)
     if device.type == "cpu":
         return t.clone()
@@ -38,7 +38,7 @@ def upload(t: Tensor, device: torch.device) -> Tensor:
 
 
 class Aligned:
-    """A flat tensor's memory, or an aligned copy of it; with `read`, of its contents too."""
+    """A flat tensor's memory, or aligned memory in its place; `read` copies the contents in."""
 
     def __init__(self, memory: KernelMemory, nbytes: int = 0, *, read: bool = False) -> None:
         self._memory = memory
@@ -50,7 +50,7 @@ class Aligned:
             self.address = self._copy.data_ptr()
 
     def write_back(self, parts: Iterable[tuple[int, int]] | None = None) -> None:
-        """Everything, or elements (first, count)."""
+        """Copies everything back, or only these (first, count) elements."""
         if self._copy is None:
             return
         for first, count in parts or [(0, self._copy.numel())]:
@@ -58,7 +58,7 @@ class Aligned:
 
 
 class AlignedResiduals:
-    """The tables of residuals, or those of aligned copies."""
+    """The address tables of residuals, or of aligned copies."""
 
     def __init__(self, residuals: KernelResiduals | None) -> None:
         self._residuals = residuals
@@ -68,7 +68,7 @@ class AlignedResiduals:
             self._copies = {t.data_ptr(): (t, t.clone()) for t in tensors if t is not None}
 
     def addresses_on(self, device: torch.device) -> tuple[int, int]:
-        """Where they lie in the device's memory."""
+        """The addresses of the tables in device memory."""
         if self._residuals is None:
             return 0, 0
         if not self._copies:

@@ -1,4 +1,4 @@
-"""What the compiled kernel sets call things: numbers for dtypes, rows for segments and frames."""
+"""The forms that compiled kernel sets take: numbers for dtypes, rows for segments and frames."""
 
 import torch
 

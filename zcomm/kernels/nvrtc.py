@@ -1,7 +1,7 @@
-"""The CUDA kernels' sources, compiled at run time: NVRTC, through CuPy's binding of it.
+"""Compiles the CUDA kernels at run time with NVRTC, through CuPy's bindings.
 
-The sources are those that `zcomm._cuda` is built from; the wheel carries them. A unit is what is
-compiled at once: a kernel file, of codecs with blocks for one number of rows in a block.
+The wheel includes the sources that `zcomm._cuda` is built from. A unit is what one compilation
+takes: a kernel file and, for codecs with blocks, a number of rows per block.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from zcomm.kernels.image_cache import cached
 
 SOURCES = Path(__file__).parent / "csrc"
-# What nvcc is told and NVRTC does anyway (-O3), or is given in another way.
+# nvcc options that NVRTC implies (-O3) or receives in another way.
 _NVCC_ONLY = ("-O3", "-Icsrc")
 _INSTALL = (
     "pip install 'zcomm[cupy]', or where torch is for CUDA 12: pip install cupy-cuda12x "
@@ -24,20 +24,20 @@ _INSTALL = (
 
 class Unit(NamedTuple):
     file: str
-    rows: int  # 0: a file without blocks
+    rows: int  # 0 for a file without blocks
 
     def options(self) -> tuple[str, ...]:
         return (f"-DZC_ROWS={self.rows}",) if self.rows else ()
 
 
 def image(unit: Unit, target: str) -> bytes:
-    """A unit for a target; from the cache if it is there."""
+    """A unit compiled for a target, from the cache if possible."""
     name = f"{unit.file}_{unit.rows}_{target}_{_key(unit, target)}.image"
     return cached(name, lambda: compiled(unit, target))
 
 
 def target_for(capability: tuple[int, int], supported: Sequence[int] = ()) -> str:
-    """Code of a device's major version runs on it; of a later one PTX does."""
+    """Machine code for the device's major version; PTX if the device is newer than NVRTC."""
     supported = supported or _binding().getSupportedArchs()
     major, arch = capability[0], 10 * capability[0] + capability[1]
     same = [known for known in supported if known // 10 == major and known <= arch]
@@ -55,7 +55,7 @@ def target_for(capability: tuple[int, int], supported: Sequence[int] = ()) -> st
 
 
 def compiled(unit: Unit, target: str) -> bytes:
-    """A unit for sm_90 (machine code) or compute_90 (PTX)."""
+    """A unit compiled for a target such as sm_90 (machine code) or compute_90 (PTX)."""
     nvrtc, headers = _binding(), _headers()
     source = (SOURCES / "cuda" / f"{unit.file}.cu").read_text()
     program = nvrtc.createProgram(
@@ -75,13 +75,13 @@ def compiled(unit: Unit, target: str) -> bytes:
 
 
 def version() -> tuple[int, int]:
-    """NVRTC's, which is CUDA's."""
+    """NVRTC's version, which is CUDA's."""
     major, minor = _binding().getVersion()
     return major, minor
 
 
 def missing() -> str:
-    """Why nothing can be compiled, before NVRTC itself is looked for; "" if it might."""
+    """Why nothing can be compiled, without looking for NVRTC; "" if it might work."""
     if importlib.util.find_spec("cupy_backends") is None:
         return f"CuPy is not installed; {_INSTALL}"
     if not (SOURCES / "cuda").is_dir():
@@ -91,10 +91,10 @@ def missing() -> str:
 
 @lru_cache(maxsize=1)
 def missing_library() -> str:
-    """Why NVRTC cannot be used; "" if it can. Loads it: tens of megabytes."""
+    """Why NVRTC cannot be used; "" if it can. Loads tens of megabytes."""
     try:
         version()
-    except Exception as error:  # CuPy's own kinds: no library, another one, one that fails
+    except Exception as error:  # CuPy's own types: no library, a wrong one, a broken one
         first = next(iter(str(error).splitlines()), type(error).__name__)
         return (
             f"NVRTC cannot be loaded ({first}); pip install nvidia-cuda-nvrtc (CUDA 13) or "
@@ -104,7 +104,7 @@ def missing_library() -> str:
 
 
 def _binding() -> Any:
-    """Without the rest of CuPy, which takes long to import."""
+    """CuPy's NVRTC module alone: the rest of CuPy is slow to import."""
     from cupy_backends.cuda.libs import nvrtc
 
     return nvrtc
@@ -112,7 +112,7 @@ def _binding() -> Any:
 
 @lru_cache(maxsize=1)
 def _headers() -> dict[bytes, bytes]:
-    """By the name that an #include gives."""
+    """The headers, by their name in an #include."""
     files = sorted(f for part in ("codec", "cuda") for f in (SOURCES / part).glob("*.h"))
     return {f.relative_to(SOURCES).as_posix().encode(): f.read_bytes() for f in files}
 
@@ -123,7 +123,7 @@ def _options(unit: Unit) -> tuple[str, ...]:
 
 
 def _key(unit: Unit, target: str) -> str:
-    """Of all that decides what comes out."""
+    """A hash of everything that affects the result."""
     whole = hashlib.sha256(repr((version(), target, _options(unit))).encode())
     whole.update((SOURCES / "cuda" / f"{unit.file}.cu").read_bytes())
     for name, text in _headers().items():

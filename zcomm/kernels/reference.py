@@ -1,6 +1,6 @@
 """The reference kernel set: plain torch, any device, one segment after another.
 
-It is the wire format written down plainly, and what the other kernel sets are compared with.
+It implements the wire format plainly; the other kernel sets are compared with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from zcomm.wire import header as frames
 from zcomm.wire.header import Frame, WireError
 from zcomm.wire.segments import Segment
 
-# Torch's element-wise operations split work among threads from this size on.
+# From this size up, torch splits element-wise operations among threads.
 _GRAIN = 32768
 _FP32_INF = 0x7F800000
 _FP32_NAN = 0x7FC00000
@@ -50,7 +50,7 @@ class ReferenceKernels:
     @torch.no_grad()
     def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
         with _subnormals_kept(call.out.device, layout.numel):
-            # A copy starts at an aligned address, so that it can be read as wider integers.
+            # A copy is aligned, so it can be read as wider integers.
             copies = [wire.clone(memory_format=torch.contiguous_format) for wire in call.wires]
             for w, wire in enumerate(copies):
                 _check_frames(layout, wire, call.verify, w)
@@ -66,7 +66,7 @@ def _slice(flat: KernelMemory, segment: Segment) -> Tensor:
 def _encode_segment(
     segment: Segment, v: Tensor, residuals: KernelResiduals | None, index: int, idle: bool
 ) -> Tensor:
-    """The body; the segment's residual is overwritten, or kept if the segment is idle."""
+    """The body; overwrites the segment's residual, or keeps it if the segment is idle."""
     codec = segment.codec
     stored = residuals.inputs[index] if residuals else None
     target = residuals.outputs[index] if residuals else None
@@ -77,7 +77,7 @@ def _encode_segment(
         return codec.encode_body(v).body
     v = v + codec.read_residual(stored, segment.numel)
     encoded = codec.encode_body(v)
-    # Near the largest fp32 number lm* may decode to the other sign; what is kept stays finite.
+    # Near the fp32 maximum, lm* may decode to the opposite sign; clamping keeps residuals finite.
     left = (v - encoded.decoded).clamp(-_FP32_MAX, _FP32_MAX)
     new = codec.write_residual(left, encoded.kept, stored)
     target.copy_(new)
@@ -110,7 +110,7 @@ def _check_frames(layout: KernelLayout, wire: Tensor, verify: bool, index: int) 
 
 
 def _decode_segment(layout: KernelLayout, index: int, wires: Sequence[Tensor]) -> Tensor:
-    """The sum over wires, in order and starting from the first one's terms."""
+    """The sum over wires in order, starting from the first wire's terms."""
     segment, start = layout.segments[index], layout.body_starts[index]
     total: Tensor | None = None
     for w, wire in enumerate(wires):
@@ -131,10 +131,10 @@ def _canonical_nan(x: Tensor) -> Tensor:
 
 @contextmanager
 def _subnormals_kept(device: torch.device, numel: int) -> Iterator[None]:
-    """Undoes torch.set_flush_denormal(True) while inside.
+    """Suspends torch.set_flush_denormal(True) within the context.
 
-    The mode belongs to a thread, and threads of torch's pool may have inherited it, out of
-    reach; so everything runs in the calling thread then.
+    The mode is per thread, and threads in torch's pool may have inherited it, where we cannot
+    change it; if so, everything runs in the calling thread.
     """
     if device.type != "cpu":
         yield
@@ -154,7 +154,7 @@ def _subnormals_kept(device: torch.device, numel: int) -> Iterator[None]:
 
 
 def _flushes(per_thread: int) -> bool:
-    """Whether a product that is subnormal becomes 0, in this thread or (from _GRAIN on) any."""
+    """Whether subnormal products become 0 in this thread or, from _GRAIN up, in any thread."""
     count = 1 if per_thread == 1 else per_thread * torch.get_num_threads()
     subnormal = torch.full((count,), 0x00400000, dtype=torch.int32, device="cpu")
     halves = subnormal.view(torch.float32) * 0.5

@@ -1,7 +1,7 @@
-"""Wire: what travels, byte by byte. docs/wire-format.md is the specification.
+"""Wire: the bytes that travel between ranks. docs/wire-format.md is the specification.
 
-`header` has the frame header, the checksum and WireError; `segments` says where each segment lies
-in a frame; `lm_tables` has the generated tables of the lm codecs.
+`header` has the frame header, the checksum and WireError; `segments` places segments in frames;
+`lm_tables` has the generated tables of the lm codecs.
 
 Imports: base. Start with header.py.
 """

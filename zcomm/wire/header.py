@@ -1,4 +1,4 @@
-"""The frame: its header, its checksum, and the errors of a wire that is refused.
+"""The frame: its header, its checksum, and the error for a refused wire.
 
 | offset | size | field    |
 | ------ | ---- | -------- |
@@ -57,7 +57,7 @@ _FNV_PRIME = 0x01000193
 
 
 class WireError(ValueError):
-    """A wire was refused. The fields say which wire, and which frame or segment of it, if known."""
+    """A wire was refused. The fields name the wire and, if known, its frame or segment."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class WireError(ValueError):
 
 
 class Frame(NamedTuple):
-    """What both sides know of one frame before any byte is sent."""
+    """What both sides know about a frame before any byte is sent."""
 
     start: int
     nbytes: int
@@ -86,7 +86,7 @@ class Frame(NamedTuple):
 
 
 def align16(nbytes: int) -> int:
-    """The least multiple of 16 that is >= nbytes."""
+    """nbytes, rounded up to a multiple of 16."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
@@ -112,16 +112,16 @@ def layout_hash(rows: Iterable[tuple[int, int, int, int]]) -> int:
 
 
 def checksum(frame: Tensor) -> int:
-    """The checksum of a whole frame (uint8, 8-byte aligned); the stored one is left out."""
+    """The checksum of a whole frame (uint8, 8-byte aligned), except for its checksum field."""
     words = frame.view(torch.int64)
     factors = 2 * torch.arange(words.numel(), dtype=torch.int64, device=frame.device) + 1
     factors[CHECKSUM_WORD] = 0
-    # int64 multiplies and sums wrap around, which is the arithmetic mod 2^64 that is wanted.
+    # int64 products and sums wrap around, which gives the arithmetic mod 2^64 we need.
     return int((words * factors).sum()) & MASK64
 
 
 def frame_header(frame: Frame, *, verify: bool, checksum: int = 0) -> bytes:
-    """The 32 bytes in front of a frame; without `verify` there is no checksum."""
+    """The 32 bytes at the start of a frame; without `verify` there is no checksum."""
     flags = FLAG_CHECKSUM if verify else 0
     units = frame.nbytes // ALIGNMENT
     fields = (frame.codec, flags, frame.elements, units, frame.layout)
@@ -129,7 +129,7 @@ def frame_header(frame: Frame, *, verify: bool, checksum: int = 0) -> bytes:
 
 
 def check_header(header: bytes, frame: Frame, *, verify: bool) -> int:
-    """Refuses a header that is not the expected one; returns the stored checksum."""
+    """Refuses a header that differs from the expected one; returns the stored checksum."""
     magic, version, codec, flags, elements, units, layout, stored = _HEADER.unpack(header)
     _expect("magic", MAGIC, magic)
     _expect("version", VERSION, version)

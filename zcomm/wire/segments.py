@@ -1,4 +1,4 @@
-"""Segment, and where segments lie in the frames of a wire."""
+"""Segment, and the placement of segments in the frames of a wire."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ class Encoded(NamedTuple):
     """One encoded segment."""
 
     body: Tensor  # uint8, every section padded to 16 bytes
-    decoded: Tensor  # fp32 [n]: what is taken from v to give the residual
-    kept: Tensor  # bool [n]: elements whose residual stays as it was
+    decoded: Tensor  # fp32 [n]: subtracted from v to give the residual
+    kept: Tensor  # bool [n]: elements whose residual does not change
 
 
 class SegmentCodec(Protocol):
-    """What segments and kernel sets need of a codec."""
+    """What segments and kernel sets need from a codec."""
 
     @property
     def id(self) -> int: ...
@@ -60,7 +60,7 @@ class Segment:
 
 
 def checked_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """The segments as a tuple; refuses other objects."""
+    """The segments as a tuple; refuses objects that are not segments."""
     if not isinstance(segments, Iterable):
         remedy = "; use [segment]" if isinstance(segments, Segment) else ""
         raise TypeError(f"Layout: expected a list of segments, got {describe(segments)}{remedy}")
@@ -72,7 +72,7 @@ def checked_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def peer_count(segments: Sequence[Segment], peers: int | None) -> int:
-    """`peers`, or as many as the segments need; refuses fewer than those."""
+    """`peers`, or by default as many as the segments need; refuses fewer."""
     needed = max((s.peer for s in segments), default=0) + 1
     if peers is not None and count(peers, "peers") < needed:
         raise ValueError(f"Layout: expected peers >= {needed} for these segments, got {peers}")
@@ -93,7 +93,7 @@ def checked_span(segments: Sequence[Segment]) -> int:
 
 
 def place(segments: Sequence[Segment], peers: int) -> tuple[tuple[Frame, ...], tuple[int, ...]]:
-    """The frames, one for each peer, and where each segment's body starts in the wire."""
+    """The frames, one per peer, and where each segment's body starts in the wire."""
     members: list[list[int]] = [[] for _ in range(peers)]
     for i, segment in enumerate(segments):
         members[segment.peer].append(i)
@@ -123,7 +123,7 @@ def _frame(start: int, end: int, segments: Sequence[Segment]) -> Frame:
 
 
 def packed(segments: Iterable[Segment], peer: int) -> list[Segment]:
-    """The segments of one peer, one after another from offset 0, as those of peer 0."""
+    """One peer's segments, packed from offset 0 and renumbered as peer 0's."""
     own = [s for s in segments if s.peer == peer]
     offsets = accumulate((s.numel for s in own), initial=0)
     return [Segment(s.codec, s.numel, offset) for s, offset in zip(own, offsets)]
