@@ -1,4 +1,4 @@
-"""A toy codec, added as CONTRIBUTING.md says: one class with all its facts, one line in KNOWN."""
+"""A toy codec, added as CONTRIBUTING.md says: one class for all of it, one line in KNOWN."""
 
 from __future__ import annotations
 

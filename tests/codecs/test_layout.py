@@ -1,4 +1,4 @@
-"""Layouts: segments in frames, and the wires that a decoder refuses."""
+"""Layouts: segments in frames, and wires that decoders refuse."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_frame_without_checksum_needs_verify_off(kernels: str) -> None:
         c.decode(plain, 130, verify=False, kernels=kernels)
 
 
-# Spec, n, and the bytes of the body of gradient(n) that are changed.
+# Spec, n, and the changed bytes in the body of gradient(n).
 MALFORMED = {
     "subnormal scale": ("int8", 130, {0: 0x7F, 1: 0x00}),
     "negative scale": ("lm4", 130, {1: 0x80}),

@@ -1,4 +1,4 @@
-"""A frame for each peer: what the receiver of a frame decodes it with."""
+"""A frame for each peer, and the layout with which its receiver decodes it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_peers_that_are_not_there_are_refused() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 def test_all_to_all_in_one_process_sums_exactly(kernels: str, ranks: int) -> None:
-    """Every rank sends each peer its frame, and each peer sums the frames that it got."""
+    """Every rank sends each peer its frame, and each peer sums the frames it receives."""
     none = codec("none")
     runs = [(n, n % ranks) for n in (5, 0, 1, 64, 17, 300, 2)]
     starts = [sum(n for n, _ in runs[:i]) for i in range(len(runs))]

@@ -1,4 +1,4 @@
-"""The codecs lose as little as the design says they do."""
+"""The codecs lose no more than the design says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from codec_quality import accumulated_error, codec_error
 from gradients import draw
 
-# Figures of the design; None where it gives none.
+# The design's figures; None where it has none.
 FIGURES = {
     #        gaussian  t3    laplace with outliers
     "int8": (4e-5, 2e-4, None),

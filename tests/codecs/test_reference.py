@@ -1,7 +1,7 @@
-"""Every kernel set against the wire format written out slowly, one number at a time.
+"""Every kernel set against a slow version of the wire format, one number at a time.
 
-Python floats hold more than twice the digits of fp32, so rounding a double operation on fp32
-values to fp32 is the same as rounding once.
+Python floats have more than twice the digits of fp32, so computing in double and rounding to fp32
+is the same as rounding once.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def test_int8_residual_is_an_int8_body(kernels: str, kind: str, name: str) -> No
     wire = c.encode(gradient(kind, n), stored, kernels=kernels)
     again = read(before, n, c.block).clone()
     assert torch.equal(wire, c.encode(gradient(kind, n), again, kernels=kernels))
-    # Blocks whose residual stays as it was encode to the same bytes again.
+    # Blocks with an unchanged residual encode to the same bytes again.
     body = codec(f"int8:block={block}").encode(exact, kernels=kernels)[32:]
     assert torch.equal(stored.view(torch.uint8), body)
 
@@ -348,7 +348,7 @@ def test_largest_number_alone_in_a_block_decodes_finite(kernels: str, name: str)
 @pytest.mark.parametrize("name", ["lm4", "lm3", "lm2"])
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 def test_rotation_is_the_hadamard_matrix(kernels: str, name: str, size: int) -> None:
-    """d against sigma * (matrix . z) in exact arithmetic: at most log2(b) roundings a path."""
+    """d against sigma * (matrix . z) in exact arithmetic: at most log2(b) roundings per path."""
     c, x = codec(f"{name}:block={max(size, 32)}"), gradient("normal", size)
     wire = c.encode(x, kernels=kernels)
     scale, codes = slow_block(name, x.tolist())

@@ -1,4 +1,4 @@
-"""Residuals: their memory, their copies, and overlaps that are refused."""
+"""Residuals: their memory, their copies, and refused overlaps."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_gradient_that_overlaps_a_residual_is_refused(kernels: str) -> None:
 def test_gradient_between_residuals_is_accepted() -> None:
     c, buffer = codec("int8"), torch.zeros(500)
     layout = Layout([Segment(c, 50, 50 * i) for i in range(4)])
-    # No run of 200 elements is free of residuals.
+    # Every run of 200 elements overlaps a residual.
     held = Residuals(layout, [buffer[at : at + 50] for at in (0, 50, 290, 450)])
     for start in range(301):
         with pytest.raises(ValueError, match="separate memory"):

@@ -201,14 +201,14 @@ def test_kernels_by_unknown_name_list_the_known_ones() -> None:
     with pytest.raises(TypeError, match=r"expected one of reference, cpu, .*, got list"):
         codec("int8").encode(X, kernels=["cpu"])  # type: ignore[arg-type]
     absent = [name for name, reason in zcomm.available_kernels().items() if reason]
-    for name in set(absent) - set(kernel_sets.ON_GPUS):  # those take no CPU tensors
+    for name in set(absent) - set(kernel_sets.ON_GPUS):  # GPU sets do not take CPU tensors
         with pytest.raises(RuntimeError, match=f"kernels {name} are absent: "):
             codec("int8").encode(X, kernels=name)
 
 
 @pytest.fixture
 def kernel_choice() -> Iterator[None]:
-    """The choice of kernels is made anew, here and after the test."""
+    """Forgets the choice of kernels, before and after the test."""
     kernel_sets._select.cache_clear()
     yield
     kernel_sets._select.cache_clear()

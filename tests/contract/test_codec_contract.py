@@ -1,6 +1,6 @@
 """The numerics contract, for every codec, kernel set, gradient dtype and residual storage.
 
-test_contract_layouts.py has its last point (threads and layouts), test_hostile_wire.py the sixth.
+test_contract_layouts.py tests its last point (threads and layouts), test_hostile_wire.py its sixth.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ every_storage = pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_same_bytes_as_the_reference(
     spec: str, dtype: torch.dtype, storage: torch.dtype | None, kernels: str
 ) -> None:
-    """At addresses 0 to 3 bytes off alignment; the reference itself too."""
+    """At addresses 0 to 3 bytes off alignment; this tests the reference too."""
     for case in CASES:
         expected = reference(spec, dtype, storage, case)
         got = run_case(kernels, spec, dtype, storage, case)
@@ -148,7 +148,7 @@ def reference_sum(spec: str, n: int, count: int) -> Tensor:
 @every_kernel_set
 @every_codec
 def test_sums_of_one_to_nine_wires(spec: str, kernels: str) -> None:
-    """The same bits as the reference, twice; and the sum in order where nothing is rotated."""
+    """The reference's bits, twice; for codecs without rotation, also the sum in order."""
     c = codec(spec)
     for n in (5, 129, 1153):
         outcomes = nine_outcomes(spec, n)
@@ -167,9 +167,9 @@ def test_sums_of_one_to_nine_wires(spec: str, kernels: str) -> None:
 
 @cache
 def wires_of_many_magnitudes(spec: str) -> tuple[list[Tensor], Tensor]:
-    """Five wires that round differently in another order, and their sum."""
+    """Five wires whose sum depends on the order of addition, and that sum."""
     c, n = codec(spec), 1153
-    # The largest elements, which topk sends, are the same in all wires.
+    # topk sends the largest elements, which are the same in all wires.
     size = torch.where(torch.arange(n) < c.k(n), 9.0, 1.0)
     grads = [
         (gradient(n, ["normal"], torch.float32, seed=w) % 1.0 + 1.0) * size * 2.0**power
@@ -202,14 +202,14 @@ def value_to_send(c: Codec, grad: Tensor, residual: Tensor | None, prescale: flo
 
 
 def loud(c: Codec, v: Tensor) -> Tensor:
-    """The elements whose residual stays as it was."""
+    """The elements whose residual does not change."""
     if c.name == "topk":
         return (~v.isfinite()).any().expand(v.shape)
     return per_block(~v.isfinite(), c.block) if c.block else ~v.isfinite()
 
 
 def left_out(c: Codec, v: Tensor, wire: Tensor, decoded: Tensor) -> Tensor:
-    """fl(v - d): one rounding, and at most the largest number."""
+    """fl(v - d), rounded once and clamped to the largest number."""
     if c.name.startswith("lm"):
         zero_block = block_scales(wire[32:], v.numel(), c.block) == 0
         decoded = torch.where(zero_block, 0.0, decoded)  # a rotated zero may be -0
@@ -217,11 +217,11 @@ def left_out(c: Codec, v: Tensor, wire: Tensor, decoded: Tensor) -> Tensor:
 
 
 def assert_within_half_a_step(c: Codec, stored: Tensor, r: Tensor, free: Tensor) -> None:
-    """Storage of finite r, where `free`, by the exact bound of each dtype.
+    """Checks finite r in storage, where `free`, against each dtype's exact bound.
 
-    fp32: r itself. bf16: |error| <= max(2^-8 |r|, 2^-134), half the spacing of bf16 (saturation
-    at 0x7f7f included). int8: |error| <= s/2 (1 + 2^-14), s the block's scale, the factor for the
-    roundings of 1/s and r/s; a block below the least scale is dropped: |r| < 127.5 * 2^-126.
+    fp32: r itself. bf16: |error| <= max(2^-8 |r|, 2^-134), half the spacing of bf16, including
+    saturation at 0x7f7f. int8: |error| <= s/2 (1 + 2^-14), where s is the block's scale and the
+    factor covers rounding 1/s and r/s; blocks below the smallest scale drop |r| < 127.5 * 2^-126.
     """
     if stored.dtype == torch.float32:
         assert_same(stored[free], r[free], "residual")
@@ -253,7 +253,7 @@ def test_nothing_is_lost(spec: str, storage: torch.dtype, kernels: str) -> None:
             r, kept = torch.where(kept, c.read_residual(old, case.n), r), torch.zeros_like(kept)
         assert_within_half_a_step(c, new, r, ~kept)
         if storage == torch.float32:
-            # One rounding: |d + r' - v| <= 2^-24 |v - d|, the factor for the test's own fp64.
+            # One rounding: |d + r' - v| <= 2^-24 |v - d|; the factor covers the test's own fp64.
             exact = v.double() - d.double()
             error = (exact - new.double()).abs()[~kept & (r.abs() < FP32_MAX)]
             assert bool((error <= exact.abs()[~kept & (r.abs() < FP32_MAX)] * 2.0**-23.9999).all())
@@ -300,7 +300,7 @@ def test_nan_is_loud_and_keeps_its_residual(
 def test_outputs_are_written_whole_and_in_place(
     spec: str, storage: torch.dtype, kernels: str
 ) -> None:
-    """Old bytes of out= and of a second residual buffer have no influence."""
+    """Old bytes in out= and in a second residual buffer do not matter."""
     c, case = codec(spec), Case(1153, 3)
     grad, old = inputs(spec, torch.float32, storage, case)
     expected = reference(spec, torch.float32, storage, case)

@@ -28,7 +28,7 @@ from kernel_sets import COMPILED, CONTRACT_SETS
 from layout_data import encode
 from zcomm import Layout, Segment, codec
 
-# Five tasks of 65,536 elements and a short one whose last block is short.
+# Five tasks of 65,536 elements and a short task whose last block is short too.
 LARGE = 5 * 65536 + 1234 + 7
 BLOCKS = [spec for spec in SPECS if codec(spec).block]
 
@@ -111,7 +111,7 @@ def test_segment_cut_at_block_boundaries_gives_the_same_blocks(spec: str, kernel
 @pytest.mark.parametrize("spec", ["none", "bf16", "fp16", "topk:0.3"])
 @pytest.mark.parametrize("kernels", CONTRACT_SETS)
 def test_residual_that_is_a_nan_keeps_its_bytes(spec: str, kernels: str) -> None:
-    """A signalling NaN with a payload, under a gradient that is finite."""
+    """A signaling NaN with a payload, under a finite gradient."""
     for pattern, integer, storage in (
         (0x7FA00001, torch.int32, torch.float32),
         (0x7FA1, torch.int16, torch.bfloat16),
@@ -122,7 +122,7 @@ def test_residual_that_is_a_nan_keeps_its_bytes(spec: str, kernels: str) -> None
 
 
 def digests(spec: str, kernels: str) -> list[str]:
-    """Of wire, residual and sum of numbers around the least normal one, on five threads."""
+    """Digests of wire, residual and sum for numbers near the smallest normal, on five threads."""
     layout = Layout([Segment(codec(spec), LARGE)])
     integers = torch.arange(LARGE, dtype=torch.int32) * 97 % 0x01800000
     grad = (integers | (integers % 2) << 31).view(torch.float32)
@@ -140,7 +140,7 @@ for spec, kernels in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 def test_threads_that_start_with_flushed_denormals_change_nothing() -> None:
-    """A new process: native worker threads inherit the mode of the thread that starts them."""
+    """In a new process: native worker threads inherit the mode of the thread that starts them."""
     arguments = [(spec, kernels) for spec in ("int8", "fp8", "lm4", "sign") for kernels in COMPILED]
     arguments += [("none", COMPILED[0]), ("topk:0.3", COMPILED[-1])]
     flat = [text for pair in arguments for text in pair]

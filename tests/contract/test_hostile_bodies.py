@@ -1,4 +1,4 @@
-"""Wires whose header and checksum are right and whose body is nonsense."""
+"""Wires with a valid header and checksum but a nonsense body."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BODY = 32
 
 
 def refuse_everywhere(spec: str, n: int, good: Tensor, at: int, new: bytes, kernels: str) -> None:
-    """Bytes of the body are replaced; alone, second of two, with and without verifying."""
+    """Replaces bytes of the body; tries it alone and second of two, with and without verifying."""
     layout = layout_of(spec, n)
     bad = changed(good, BODY + at, new)
     assert not torch.equal(bad, good)
@@ -45,7 +45,7 @@ def codes_start(c: Codec, n: int) -> int:
 
 
 def code_bytes(c: Codec, n: int) -> list[int]:
-    """Where the code bytes of a segment of up to one block lie."""
+    """The positions of the code bytes in a segment of at most one block."""
     bits_used = c.format.code_count(n) * c.format.width  # type: ignore[attr-defined]
     start = codes_start(c, n)
     return list(range(start, start + -(-bits_used // 8)))
@@ -80,7 +80,7 @@ def test_scale_that_does_not_occur(spec: str, kernels: str) -> None:
 @pytest.mark.parametrize("scale", [0x0000, 0x7FC0])
 @pytest.mark.parametrize("spec", BLOCKS)
 def test_code_in_a_zero_or_nan_block(spec: str, scale: int, kernels: str) -> None:
-    """Every bit of the codes of a short block and, in a full one, of the first and last byte."""
+    """Every code bit of a short block; in a full block, those of the first and last bytes."""
     c = codec(spec)
     for n, places in ((5, code_bytes(c, 5)), (c.block, code_bytes(c, c.block)[:: c.block - 1])):
         good = good_wire(spec, n, kinds=["zeros of both signs" if scale == 0 else "NaN"])
@@ -103,7 +103,7 @@ def test_code_in_a_zero_or_nan_block(spec: str, scale: int, kernels: str) -> Non
 )
 def test_code_that_does_not_occur(spec: str, patterns: list[int], kernels: str) -> None:
     c = codec(spec)
-    n = 2 * c.block + 38  # whole bytes of codes, a last block that is short
+    n = 2 * c.block + 38  # whole code bytes, and a short last block
     good = good_wire(spec, n)
     start, width = codes_start(c, n), c.format.width  # type: ignore[attr-defined]
     last = n * width // 8 - 1
@@ -116,7 +116,7 @@ def test_code_that_does_not_occur(spec: str, patterns: list[int], kernels: str) 
 @pytest.mark.parametrize("spec", [*NAMES, "topk:0.3"])
 @pytest.mark.parametrize("n", [1, 3, 5, 131])
 def test_padding_and_unused_bits(n: int, spec: str, kernels: str) -> None:
-    """Bits that the format leaves unused, for every codec: a section's first ones, then some."""
+    """The format's unused bits, for every codec: the first of each section, then a sample."""
     c, good = codec(spec), good_wire(spec, n)
     free = unused_bits(c, n)
     assert not any(int(good[BODY + bit // 8]) >> bit % 8 & 1 for bit in free)
@@ -127,7 +127,7 @@ def test_padding_and_unused_bits(n: int, spec: str, kernels: str) -> None:
 
 
 def unused_bits(c: Codec, n: int) -> list[int]:
-    """By the format's table of sections: (bits used, bits of a section)."""
+    """Computed from the format's table of sections: (bits used, bits in the section)."""
     plain = {"none": 32, "bf16": 16, "fp16": 16}
     if c.name in plain:
         used = [n * plain[c.name]]
@@ -192,7 +192,7 @@ TOPK: dict[str, Callable[[Tensor], tuple[int, bytes]]] = {
 
 @lru_cache(maxsize=1)
 def three_ranges() -> Tensor:
-    """A wire that sends elements of all three ranges."""
+    """A wire with elements from all three ranges."""
     x = torch.randn(N, generator=torch.Generator().manual_seed(0))
     x[2 * RANGE :] *= 10
     return codec("topk:0.01").encode(x, kernels="reference")
@@ -219,7 +219,7 @@ def test_flagged_topk_segment_with_any_byte_after_the_counts(kernels: str) -> No
 @pytest.mark.parametrize("round_", range(3))
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
 def test_random_bodies_get_one_verdict(spec: str, round_: int) -> None:
-    """Every kernel set refuses the same wire, or all give the same bits."""
+    """All kernel sets refuse the wire, or all decode it to the same bits."""
     n = (37, 131, 1201)[round_]
     layout, good = layout_of(spec, n), good_wire(spec, n, kinds=KINDS)
     other = good_wire(spec, n, seed=round_)

@@ -1,6 +1,6 @@
-"""Wires that arrive damaged: flipped, cut, extended, misdirected. Never a crash, always an error.
+"""Damaged wires: flipped, cut, extended, misdirected. Never a crash, always an error.
 
-test_hostile_bodies.py has those whose checksum is right.
+test_hostile_bodies.py covers damage with a valid checksum.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_every_flipped_bit_is_refused(spec: str, kernels: str) -> None:
 @every_kernel_set
 @every_codec
 def test_every_flipped_header_bit_is_refused_without_verifying(spec: str, kernels: str) -> None:
-    """Except those of the checksum, which nobody looks at then."""
+    """Except the checksum's bits, which are not read in that case."""
     layout, good = layout_of(spec, 5), good_wire(spec, 5)
     for bit in range(8 * 24):
         bad = good.clone()
@@ -89,7 +89,7 @@ def test_wrong_header_field_under_a_right_checksum(spec: str, field: str, kernel
             bad = with_checksums(layout, bad)
             assert_refused(layout, [good, bad, good], 1, kernels)
             if frame.start == 0 and field in ("elements", "units", "version"):
-                # A device reports the field alone.
+                # Devices report only the field.
                 numbers = (
                     "expected the layout's" if kernels in EMULATED else r"expected .*\d.* got .*\d"
                 )
@@ -128,7 +128,7 @@ def test_wire_of_another_layout_with_the_same_length(
 @every_kernel_set
 @every_codec
 def test_refused_wire_is_named_among_several(spec: str, kernels: str) -> None:
-    """Damaged in its body, with the others right; and the first of two."""
+    """One damaged body among good wires, and the first of two damaged ones."""
     layout, good = layout_of(spec, 37), good_wire(spec, 37)
     bad = changed(good, good.numel() - 1, bytes([int(good[-1]) ^ 0x80]))
     for count in (2, 3, 5, 9):
@@ -142,7 +142,7 @@ def test_refused_wire_is_named_among_several(spec: str, kernels: str) -> None:
 
 @every_codec
 def test_frames_exchanged_or_repeated(spec: str) -> None:
-    """Pieces of right wires in the wrong place."""
+    """Pieces of good wires in the wrong place."""
     layout, n = layout_of(spec, 131), 131
     first, second = good_wire(spec, n), good_wire(spec, n, seed=1, kinds=KINDS)
     for cut in range(16, first.numel(), 16):

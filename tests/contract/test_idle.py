@@ -1,4 +1,4 @@
-"""Segments that take no part in a step (`keep_idle`), and segments without a residual."""
+"""Segments that sit out a step (`keep_idle`), and segments without a residual."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_idle_segment_sends_zeros_and_keeps_its_residual(
     assert torch.equal(outputs[1], before[1])
     decoded = layout.decode(wire)
     assert not decoded[SIZES[0] : SIZES[0] + SIZES[1]].any()
-    # The others are encoded as ever.
+    # The others are encoded as usual.
     busy = [t.clone() for t in before]
     layout.encode(grad, Residuals(layout, busy), kernels="reference")
     for i in (0, 2):
@@ -57,7 +57,7 @@ def test_one_element_that_is_not_zero_is_enough(kernels: str) -> None:
     tensors = filled(layout, torch.float32)
     expected = [t.clone() for t in tensors]
     grad = torch.zeros(layout.span)
-    # The last element, and a value that the prescale turns into zero.
+    # Not idle: a nonzero last element, and a value that prescaling turns into zero.
     grad[-1], grad[0] = 1.0, 1e-45
     layout.encode(grad, Residuals(layout, expected), kernels="reference", prescale=1e-30)
     layout.encode(grad, Residuals(layout, tensors), keep_idle=True, kernels=kernels, prescale=1e-30)

@@ -1,4 +1,4 @@
-"""Values half way between two codes go to the even one, in every kernel set."""
+"""Values halfway between two codes round to the even one, in every kernel set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contract_data import assert_same
 from kernel_sets import CONTRACT_SETS
 from zcomm import codec
 
-# The first value makes the scale 1, so that the others are exact ties.
+# The first value makes the scale 1, so the others are exact ties.
 HALFWAY = {
     "int8": ([127.0, 0.5, 1.5, 2.5, 125.5, 126.5], [127.0, 0.0, 2.0, 2.0, 126.0, 126.0]),
     "int4": ([7.0, 0.5, 1.5, 2.5, 5.5, 6.5], [7.0, 0.0, 2.0, 2.0, 6.0, 6.0]),

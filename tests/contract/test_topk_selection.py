@@ -13,7 +13,7 @@ from kernel_sets import CONTRACT_SETS
 from zcomm import codec
 from zcomm.codecs.topk import RANGE
 
-# Ranges of 65,536 elements: three full ones and a short one; and sizes around the sampling's.
+# Three full ranges of 65,536 elements and a short one, and sizes around the sampling threshold.
 LARGE = 3 * RANGE + 777
 
 
@@ -26,11 +26,11 @@ def _only_at(n: int, step: int) -> Tensor:
 
 
 def _clustered(n: int) -> Tensor:
-    """All large values in the last tenth; the rest is far below."""
+    """All large values are in the last tenth; the rest are much smaller."""
     return torch.where(torch.arange(n) >= n - n // 10 - 1, _normal(n) + 100, _normal(n) * 1e-3)
 
 
-# What a sample of the data sees little of is what a selection by threshold may get wrong.
+# A selection by threshold may mishandle data that its sample barely sees.
 DATA = {
     "normal": _normal,
     "zeros": lambda n: _normal(n) * 0.0,
@@ -58,13 +58,13 @@ def data(kind: str, n: int) -> Tensor:
 
 @cache
 def order(kind: str, n: int) -> Tensor:
-    """All indices, by magnitude; equal ones by index."""
+    """All indices, sorted by magnitude, then by index."""
     magnitude = data(kind, n).view(torch.int32) & 0x7FFFFFFF
     return torch.sort(magnitude, descending=True, stable=True).indices
 
 
 def sent(wire: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """The indices and values of a wire, read by the format's table."""
+    """The indices and values in a wire, parsed by the format's table."""
     ranges, body = -(-n // RANGE), wire[32:]
     counts = body[: 4 * ranges].view(torch.int32)
     at = -(-4 * ranges // 16) * 16

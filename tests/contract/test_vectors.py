@@ -1,4 +1,4 @@
-"""Every kernel set gives the checked-in vectors: the format cannot change unnoticed."""
+"""Every kernel set reproduces the checked-in vectors, so the format cannot change unnoticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA's driver by its C interface: here the emulator's, whose functions have the same names."""
+"""CUDA's driver through its C API: here the emulator's, which has the same function names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zcomm.kernels.cuda_driver import Driver
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The one that is loaded where none is named."""
+    """The library that is loaded by default."""
     monkeypatch.setattr(cuda_driver, "LIBRARY", str(emulated_driver.library()))
     return cuda_driver.LIBRARY
 
@@ -79,7 +79,7 @@ def test_the_cupy_set_wants_a_gpu_that_nvrtc_compiles_for(
     monkeypatch.setattr(nvrtc, "missing_library", lambda: "")
     monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
     monkeypatch.setattr(nvrtc, "_binding", lambda: SimpleNamespace(getSupportedArchs=lambda: [75]))
-    assert cupy.missing() == cuda.without_cuda() != ""  # torch has no tensors for it
+    assert cupy.missing() == cuda.without_cuda() != ""  # this torch has no CUDA tensors
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert (cupy.missing(), cupy.missing(1)) == ("", "")
     assert cupy.missing(2) == "cuDeviceGet: expected success, got error 101"
@@ -126,7 +126,7 @@ def test_a_launch_that_the_driver_refuses_is_an_error(library: str) -> None:
     for kernel in plan.kernels():
         launcher.set_function(kernel, driver._address("cuInit"))  # is not called
     with pytest.raises(RuntimeError, match="driver to take a launch, got CUDA_ERROR_INVALID_VALUE"):
-        # Sums of so many wires are more shared memory than a kernel gets.
+        # Summing this many wires needs more shared memory than a kernel can get.
         launcher.decode_sum(plan, 0, 0, [0] * 7000, 0, 0, True, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""zcomm._cuda where there is no GPU; and its kernels, emulated, under the engine for devices."""
+"""zcomm._cuda without a GPU, and its kernels, emulated, under the device engine."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_more_wires_than_fit_a_kernels_arguments() -> None:
 
 @needs_emulator
 def test_a_fault_is_left_on_the_device_if_asked_for() -> None:
-    """The least one of all calls stays; nobody is told before it is read."""
+    """The lowest of all calls' faults stays; nothing is raised until it is read."""
     layout = Layout([Segment(codec("lm4"), 1000)])
     good = layout.encode(torch.randn(1000, generator=torch.Generator().manual_seed(1)))
     bad = good.clone()
@@ -131,7 +131,7 @@ def train(rank: int, spec: str) -> dict[str, Any]:
 
 
 def train_on(rank: int, world_size: int, path: Path) -> list[tuple[Any, Any]]:
-    """Of each codec: with the CPU's kernels and engine, and with the emulated ones."""
+    """Results for each codec: with the CPU's kernels and engine, then with the emulated ones."""
     found = []
     module = emulated.load_file(path)
     zcomm.kernels.register("emulated", cuda.CudaKernels(module, "emulated"))
@@ -149,7 +149,7 @@ def train_on(rank: int, world_size: int, path: Path) -> list[tuple[Any, Any]]:
 
 @needs_emulator
 def test_training_with_them_gives_the_bits_of_the_cpu() -> None:
-    """DDP on two ranks, the engine for devices, the kernels' PTX: gradients and residuals."""
+    """Gradients and residuals of DDP on two ranks, with the device engine and the kernels' PTX."""
     path = emulated.build_module(emulated.Build(80))
     for found in run_ranks(WORLD_SIZE, train_on, path):
         for spec, (expected, got) in zip(SPECS, found):

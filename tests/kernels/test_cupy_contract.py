@@ -1,6 +1,6 @@
 """The cupy kernel set without a GPU: NVRTC's PTX, launched by zcomm._core, on the emulator.
 
-A part of the contract, which `make gpu-proof` runs whole: all codecs in fp32, three in all dtypes.
+Part of the contract: all codecs in fp32, three in all dtypes. `make gpu-proof` runs all of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zcomm.kernels import cuda_driver, nvrtc
 from zcomm.kernels.nvrtc import Unit
 
 NAME = "cupy:nvrtc80"
-# The others need kernels for blocks of more than 128 elements, which take long to compile.
+# The others need kernels for blocks of more than 128 elements, which are slow to compile.
 SMALL = [spec for spec in SPECS if codec(spec).block <= 128]
 WIDE = ("int8", "lm4", "topk:0.1")
 
@@ -54,7 +54,7 @@ def test_same_bytes_as_the_reference(spec: str, dtype: torch.dtype) -> None:
 
 
 def everything() -> Layout:
-    """Segments of all codecs for three peers, one of which gets nothing."""
+    """Segments of all codecs for three peers; one peer gets nothing."""
     sizes = [700, 3000, 129, 20_000, 1]
     segments, offset = [], 0
     for i, spec in enumerate(SMALL):
@@ -74,7 +74,7 @@ def test_one_call_serves_all_codecs_peers_and_idle_segments() -> None:
     for name in ("reference", NAME):
         held = residual.clone()
         wire = layout.encode(grad, Residuals(layout, held), keep_idle=True, kernels=name)
-        many = layout.decode_sum([wire] * 70, kernels=name)  # more than fit a kernel's arguments
+        many = layout.decode_sum([wire] * 70, kernels=name)  # too many for kernel arguments
         found.append((wire, held, layout.decode_sum([wire] * 3, kernels=name), many))
     for expected, got in zip(*found):
         assert torch.equal(expected, got)
@@ -92,7 +92,7 @@ def test_damaged_wires_are_refused() -> None:
 
 
 def test_a_thread_that_has_not_used_the_device_can_launch() -> None:
-    """The driver wants a context for each thread; the engine is such a thread."""
+    """The driver needs a current context in each thread, including the engine's."""
     c, x = codec("int8"), torch.randn(300, generator=torch.Generator().manual_seed(7))
     expected, found = c.encode(x), []
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_only_what_a_layout_needs_is_compiled_and_once() -> None:
 
 
 def test_a_planted_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the sources that NVRTC gets: additions in another order."""
+    """The sources given to NVRTC add in a different order."""
     bug = BUGS[-1]
     monkeypatch.setattr(nvrtc, "SOURCES", planted(tmp_path, bug.codec, bug))
     nvrtc._headers.cache_clear()

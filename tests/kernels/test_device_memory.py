@@ -29,7 +29,7 @@ def stream(handle: int) -> device.Stream:
 
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Whether the current stream is one that a graph is captured on."""
+    """Whether a graph is being captured on the current stream."""
     state = SimpleNamespace(on=False)
     for module in (device, memory):
         monkeypatch.setattr(module, "capturing", lambda device: state.on)
@@ -38,7 +38,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_streams_share_nothing() -> None:
-    """An upload on one stream is not there yet for another."""
+    """Another stream cannot see an upload until it is done."""
     of_layout = DeviceMemory()
     one, other = of_layout.on(stream(1)), of_layout.on(stream(2))
     assert of_layout.on(stream(1)) is one
@@ -87,7 +87,7 @@ def test_what_a_graph_was_captured_with_stays(capture: SimpleNamespace) -> None:
     assert found._table is tensors[0]
     assert found._outgrown == [tensors[1]]
     assert found._address_tables[1, 2] is tensors[2]
-    assert device._captured == [found]  # whatever becomes of the layout
+    assert device._captured == [found]  # whatever happens to the layout
 
 
 def test_a_first_call_is_no_call_to_capture(capture: SimpleNamespace) -> None:
@@ -115,7 +115,7 @@ def test_a_first_call_is_no_call_to_capture(capture: SimpleNamespace) -> None:
 
 
 def test_launches_of_two_threads_do_not_mix() -> None:
-    """A layout's scratch memory on a stream is one call's at a time."""
+    """A layout's scratch memory on a stream belongs to one call at a time."""
 
     class Slow(DeviceKernels):
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ def test_launches_of_two_threads_do_not_mix() -> None:
 
 
 def test_every_group_of_fsdp_has_a_side_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one, hops of two groups would wait for each other in an order that ranks differ in."""
+    """On a shared stream, hops of two groups would wait for each other in rank-dependent order."""
     given: list[object] = []
 
     def make(group: object, name: str, timeout_s: float, streams: object, *_: object) -> object:

@@ -1,6 +1,6 @@
-"""Gates on the CUDA kernels: their machine code as it is shipped, and the bytes that they move.
+"""Gates on the CUDA kernels: the shipped machine code, and the bytes that kernels move.
 
-`make gpu-report` has all architectures' instructions, codecs and sizes; here is what takes seconds.
+These run in seconds. `make gpu-report` covers all architectures, codecs and sizes.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ def counter() -> traffic.Counter:
 def test_bytes_are_near_the_least(spec: str) -> None:
     counted = [counter().count(call) for call in traffic.calls(spec, ELEMENTS)]
     assert [one.failure for one in counted if one.failure] == []
-    # Nobody can do with less: a smaller figure would be a miscount. topk need not read twice.
+    # The minimum possible: a smaller figure would be a miscount. topk need not read twice.
     if spec != "topk:0.01":
         assert min(one.ratio for one in counted) >= 1
 
 
 @needs_nvcc
 def test_shuffles_are_counted() -> None:
-    """Those of none: a warp adds up its 2048 elements' checksum, two words in five strides."""
+    """For none, a warp sums the checksum of its 2048 elements: two words in five strides."""
     counted = counter().count(traffic.calls("none", ELEMENTS)[0])
     assert counted.shuffles == 2 * 5 * ELEMENTS // 2048
 
 
 # ---- The gates themselves ----
 
-# A local array that an index of the caller's choice reads cannot live in registers.
+# A local array that is read at a run-time index cannot live in registers.
 SPILLING = """
 extern "C" __global__ void zc_find_idle(float4* x, const int* at) {
   float local[32];

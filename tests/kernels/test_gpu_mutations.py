@@ -1,8 +1,8 @@
-"""Bugs planted into the CUDA kernels: the comparison with the reference must find each of them.
+"""Bugs planted in the CUDA kernels: the comparison with the reference must find each one.
 
-A kernel is built for the emulator from a changed copy of csrc, for blocks of up to 128 elements
-only, and runs the cases of the contract. A comparison that misses a planted bug would miss others
-too.
+Each test builds a kernel for the emulator from a changed copy of csrc, for blocks of up to 128
+elements, and runs the contract's cases. If the comparison misses a planted bug, it would miss real
+ones too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_a_planted_bug_is_found(bug: Bug, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(emulated.NVCC is None, reason=emulated.NO_NVCC)
 def test_a_bug_is_found_through_ptx(tmp_path: Path) -> None:
-    """What nvcc makes of the source passes, and with the bug it does not."""
+    """nvcc's output passes without the bug and fails with it."""
     bug = BUGS[-1]
     for folder in ("unchanged", "changed"):
         (tmp_path / folder).mkdir()

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: whole or not at all, made once, and never in the way."""
+"""The disk cache of compiled kernels: files are complete, built once, and failures are harmless."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_error_while_it_is_made_leaves_nothing(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="does not compile"):
         image_cache.cached(NAME, fail)
     assert not (folder / NAME).exists()
-    assert image_cache.cached(NAME, Maker()) == Maker().data  # the lock was given back
+    assert image_cache.cached(NAME, Maker()) == Maker().data  # the lock was released
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(
@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
     with pytest.warns(UserWarning, match="expected a folder for compiled kernels .* ZCOMM_CACHE_"):
         assert image_cache.cached(NAME, make) == make.data
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once is enough
+        warnings.simplefilter("error")  # it warned once already
         assert image_cache.cached(NAME, make) == make.data
     assert make.times == 2
 
@@ -98,7 +98,7 @@ def test_a_folder_that_may_only_be_read_serves(
 ) -> None:
     make = Maker()
     image_cache.cached(NAME, make)
-    monkeypatch.setattr(os, "open", None)  # no lock is taken for what is there
+    monkeypatch.setattr(os, "open", None)  # a cached file needs no lock
     assert image_cache.cached(NAME, make) == make.data
     assert make.times == 1
 
@@ -157,7 +157,7 @@ def test_a_user_without_a_home_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv(image_cache.CACHE_VARIABLE)
     for variable in ("XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 54321)  # whom no file knows
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # a user with no passwd entry
     make = Maker()
     with pytest.warns(UserWarning, match="home directory"):
         assert image_cache.cached(NAME, make) == make.data
@@ -178,7 +178,7 @@ def test_one_warning_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_child_forked_meanwhile_does_not_keep_the_lock() -> None:
-    """As the workers of a DataLoader may be, while another thread compiles."""
+    """A DataLoader may fork workers while another thread compiles."""
     children = []
 
     def make() -> bytes:

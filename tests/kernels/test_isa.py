@@ -1,4 +1,4 @@
-"""Vector instructions stay where the processor was asked for them first."""
+"""Vector instructions occur only in code that runs after a CPU feature check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed"),
 ]
 
-# An instruction that begins with v, or a wide or mask register: AVX or later.
+# A mnemonic that starts with v, or a wide or mask register: AVX or later.
 AVX = re.compile(r"\tv[a-z]|%[yz]mm|%k[0-7]")
 AVX512 = re.compile(r"%zmm|%k[0-7]|%[xyz]mm(1[6-9]|2\d|3[01])\b")
 
@@ -29,7 +29,7 @@ def objdump(*arguments: str) -> str:
 
 
 def source_files() -> dict[int, str]:
-    """Address of each function that is local to a file: that file. A FILE symbol precedes them."""
+    """The file of each file-local function, by address. A FILE symbol precedes its functions."""
     files: dict[int, str] = {}
     current = ""
     for line in objdump("--syms").splitlines():
@@ -42,7 +42,7 @@ def source_files() -> dict[int, str]:
 
 
 def functions() -> Iterator[tuple[int, str, str]]:
-    """Address, name and instructions of every function."""
+    """The address, name and instructions of every function."""
     text = objdump("--disassemble", "--section=.text", "--no-show-raw-insn")
     parts = re.split(r"^([0-9a-f]{16}) <(.*)>:$", text, flags=re.MULTILINE)[1:]
     for address, name, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):

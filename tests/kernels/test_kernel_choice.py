@@ -1,4 +1,4 @@
-"""Which kernel set tensors use: each set made unavailable in turn, by name, and on every device."""
+"""Which kernel set tensors use: with each set unavailable in turn, by name, and on every device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORDER = ("cuda", "cupy", "triton")
 
 @pytest.fixture
 def lost(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """The sets that are unavailable; all others for GPUs are there."""
+    """The unavailable sets; all other GPU sets are available."""
     found: set[str] = set()
 
     def module(name: str) -> SimpleNamespace:
@@ -125,7 +125,7 @@ def test_the_environment_forces_one(
 ) -> None:
     monkeypatch.setenv("ZCOMM_KERNELS", name)
     assert kernels.select(CUDA).name == name
-    assert kernels.default("cuda") == "cuda"  # what it would be without
+    assert kernels.default("cuda") == "cuda"  # the default without the variable
     kernels._select.cache_clear()
     lost.add(name)
     with pytest.raises(RuntimeError, match=f"kernels {name} are absent: no {name} today"):
@@ -136,7 +136,7 @@ def test_the_environment_forces_one(
 
 
 def compress_with(rank: int, world_size: int, name: str) -> str:
-    """The error of a rank whose environment names these kernels."""
+    """The error on a rank whose environment names these kernels."""
     os.environ["ZCOMM_KERNELS"] = name
     try:
         zcomm.compress(DistributedDataParallel(nn.Linear(4, 4)), codec="int8")
@@ -226,7 +226,7 @@ def test_doctor_names_the_set_that_gradients_on_gpus_use(
 
 
 def test_a_module_without_code_for_a_gpu_is_absent_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A100, and a V100 beside it; torch is one for CUDA."""
+    """A machine with an A100 and a V100, and a CUDA build of torch."""
     capabilities = [(8, 0), (7, 0)]
     module = SimpleNamespace(
         missing=str, ARCHS=[75, 80, 90], capability=lambda ordinal: capabilities[ordinal]
@@ -248,9 +248,9 @@ def test_a_module_without_code_for_a_gpu_is_absent_there(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("capability", "archs", "runs"),
     [
-        ((8, 9), [75, 80, 90], True),  # of its major version, and older
+        ((8, 9), [75, 80, 90], True),  # same major version, and older
         ((8, 0), [75, 86], False),
-        ((10, 0), [75, 80, 90], True),  # PTX of the last
+        ((10, 0), [75, 80, 90], True),  # PTX for the last
         ((9, 0), [75, 80, 100], False),
         ((12, 1), [90, 100, 120], True),
     ],
@@ -262,7 +262,7 @@ def test_what_code_runs_where(capability: tuple[int, int], archs: list[int], run
 def test_an_empty_name_is_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"kernels: expected one of reference, .*, got ''"):
         zcomm.codec("int8").encode(torch.ones(3), kernels="")
-    monkeypatch.setenv("ZCOMM_KERNELS", "")  # as good as unset
+    monkeypatch.setenv("ZCOMM_KERNELS", "")  # same as unset
     kernels._select.cache_clear()
     assert kernels.select(CPU).name.startswith("cpu:")
 

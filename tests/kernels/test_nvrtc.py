@@ -1,4 +1,4 @@
-"""NVRTC compiles the kernels of the wheel: every file, for every architecture."""
+"""NVRTC compiles the kernels in the wheel: every file, for every architecture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zcomm.kernels import nvrtc
 from zcomm.kernels.nvrtc import Unit
 
 ROOT = Path(__file__).resolve().parents[2]
-# `make gpu-proof` has more of them.
+# `make gpu-proof` covers more.
 ARCHS = os.environ.get("ZCOMM_NVRTC_ARCHS", "90").split(",")
 
 needs_nvrtc = pytest.mark.skipif(bool(emulated_driver.absent()), reason=emulated_driver.absent())
@@ -39,7 +39,7 @@ def test_units_are_the_kernel_files() -> None:
 
 
 def test_the_wheel_has_the_sources_that_it_was_built_from() -> None:
-    """All that kernels include, and the options; nothing for hosts."""
+    """Everything that kernels include, and the options, but no host code."""
     shipped = {path.relative_to(nvrtc.SOURCES) for path in nvrtc.SOURCES.rglob("*.*")}
     for path in shipped:
         assert (nvrtc.SOURCES / path).read_bytes() == (ROOT / "csrc" / path).read_bytes()
@@ -59,7 +59,7 @@ def test_options_are_those_of_nvcc() -> None:
     [
         ((7, 5), "sm_75"),
         ((8, 0), "sm_80"),
-        ((8, 9), "sm_86"),  # the newest of its major version that NVRTC knows
+        ((8, 9), "sm_86"),  # the newest in its major version that NVRTC supports
         ((10, 3), "sm_100"),
         ((12, 0), "sm_120"),
         ((13, 0), "compute_120"),  # PTX, which the driver compiles
@@ -110,7 +110,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_nvrtc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuPy is there, and its binding finds no library."""
+    """CuPy is installed, but its binding finds no library."""
 
     def lost() -> None:
         raise RuntimeError("CuPy failed to load libnvrtc.so.13: no such file\nand more")

@@ -1,7 +1,7 @@
-"""The Triton kernel set: what can be known of it here, and its contract, in Triton's interpreter.
+"""The Triton kernel set: what can be tested without a GPU, and the contract in the interpreter.
 
-Interpreted kernels need a process of their own: pytest runs again in it, with the tests of the
-contract and those of interpreted_triton/.
+Interpreted kernels need a separate process: pytest runs again in one, with the contract tests and
+those in interpreted_triton/.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_a_codec_without_kernels_is_refused() -> None:
 
 @needs_triton
 def test_no_value_of_an_argument_chooses_a_variant() -> None:
-    """What is compiled ahead of time is what is launched."""
+    """Launches use exactly what was compiled ahead of time."""
     from zcomm.kernels.triton import registry
 
     for variant in registry.variants():
@@ -121,7 +121,7 @@ def test_sections_are_those_of_the_format(spec: str) -> None:
 
 
 def test_every_tile_is_in_one_launch() -> None:
-    """Of segments of all codecs and an empty frame; tiles of one launch lie together."""
+    """With segments of all codecs and an empty frame; each launch's tiles are contiguous."""
     segments = [Segment(codec(s), 9000 + i, 10_000 * i, i % 2) for i, s in enumerate(BLOCKS)]
     layout = Layout(segments, peers=3)
     made = plan.TilePlan(layout, 4096)

@@ -1,6 +1,6 @@
-"""What Triton makes of zcomm's kernels: through the contract on the emulator, and as machine code.
+"""Triton's output for zcomm's kernels: the contract on the emulator, and the machine code.
 
-`make gpu-proof` has all of the contract, architectures and variants; here is what takes minutes.
+These take minutes. `make gpu-proof` runs the whole contract on all architectures and variants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpu import machine_code, triton_gates  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not emulated_triton.FOUND, reason=emulated_triton.NO_TRITON)
 needs_tools = pytest.mark.skipif(bool(machine_code.missing()), reason=machine_code.missing())
-# The emulator's schedules, and a seed.
+# The emulator's schedules, each with a seed.
 FORWARD, REVERSE, RANDOM = (0, ctypes.c_uint64(1)), (1, ctypes.c_uint64(1)), (2, ctypes.c_uint64(7))
 NVIDIA_VARIANTS = ("encode_int4_128", "decode_int4_128", "decode_lm4_128", "topk_write")
 AMD_VARIANTS = ("encode_int4_128", "decode_int4_128", "topk_digit_0")
@@ -42,7 +42,7 @@ def test_compiled_kernels() -> None:
 
 @pytest.fixture
 def any_order() -> Iterator[ctypes.CDLL]:
-    """The emulator, whose threads run in their usual order afterwards."""
+    """The emulator; restores the usual thread order afterwards."""
     emulator = emulated_triton.emulator()
     yield emulator
     emulator.emulator_set_schedule(*FORWARD)
@@ -50,7 +50,7 @@ def any_order() -> Iterator[ctypes.CDLL]:
 
 @pytest.mark.parametrize("spec", ["none", "int4", "sign", "lm4", "topk:0.3"])
 def test_the_order_of_threads_changes_nothing(spec: str, any_order: ctypes.CDLL) -> None:
-    """Residuals in place, so that a thread may not read what another has already written."""
+    """With residuals updated in place: no thread may read what another has already written."""
     kernels.register("triton:any order", emulated_triton.new_kernels("triton:any order", 90))
     c, case = codec(spec), Case(1153, 3)
     for storage in (torch.float32, torch.int8):
@@ -97,7 +97,7 @@ def test_a_kernel_that_spills_is_refused() -> None:
 
 
 def test_spills_of_amd_are_told_apart(tmp_path: Path) -> None:
-    """Vector registers go to memory, scalar ones to lanes of vector registers."""
+    """Vector registers spill to memory, scalar registers to lanes of vector registers."""
     names = ("private_segment_fixed_size", "vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
     one = Compiled("encode", "encode", str(tmp_path / "encode.amdgcn"), "", (), 64, 0)
     for figures, failure in (

@@ -1,7 +1,7 @@
-"""Bugs in what Triton compiles: the translator refuses it, or the comparison finds them.
+"""Bugs in Triton's output: the translator refuses it, or the comparison finds them.
 
-Some are planted into a copy of the kernels' source, others into the PTX itself. The interpreter
-shows none of them.
+Some are planted in a copy of the kernels' source, others in the PTX itself. The interpreter would
+not show any of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SOME = [case for case in CASES if case.n in (1, 33, 129, 1153)]
 
 
 def register(name: str, own: dict[str, Kernel]) -> str:
-    """A kernel set with these variants in the place of the right ones."""
+    """A kernel set with these variants in place of the correct ones."""
     from zcomm.kernels.triton import TritonKernels
 
     right = emulated_triton.zcomm_kernels(TARGET)
@@ -52,7 +52,7 @@ def compare(name: str, codec: str = "int4") -> None:
 
 
 def assert_found(name: str, codec: str = "int4") -> None:
-    """By the comparison, or already by a decoder that refuses the wire."""
+    """By the comparison, or earlier by a decoder that refuses the wire."""
     with pytest.raises((AssertionError, WireError), match="expected"):
         compare(name, codec)
 
@@ -66,7 +66,7 @@ def test_unchanged_kernels_pass(codec: str) -> None:
 
 
 def changed_kernels(folder: Path, file: str, old: str, new: str) -> Kernels:
-    """Of a copy of the package, under another name."""
+    """The kernels of a changed copy of the package, under another name."""
     package = folder / "changed"
     shutil.copytree(INSTALLED, package, ignore=shutil.ignore_patterns("__pycache__"))
     text = (package / file).read_text()
@@ -122,7 +122,7 @@ def test_a_wrong_lane_is_found(tmp_path: Path) -> None:
 
 
 def test_a_missing_barrier_is_found(tmp_path: Path) -> None:
-    """Of a kernel with eight warps, which run as far apart as barriers allow."""
+    """In a kernel with eight warps, which run as far apart as barriers allow."""
 
     def change(ptx: str) -> str:
         return re.sub(r"bar\.sync\s+0;", "", ptx)
@@ -132,7 +132,7 @@ def test_a_missing_barrier_is_found(tmp_path: Path) -> None:
 
 
 def test_another_rounding_is_found(tmp_path: Path) -> None:
-    """By an odd number that is added and taken away again, halves go to odd integers."""
+    """Adding and subtracting an odd number rounds halves to odd integers."""
 
     def change(ptx: str) -> str:
         return re.sub(r"\b0f([4C])B400000\b", r"0f\1B400001", ptx)
