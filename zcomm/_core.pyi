@@ -2,15 +2,11 @@
 
 from collections.abc import Sequence
 
-from zcomm.kernels.native import SegmentRow
+from zcomm.kernels.base import SegmentRow
+from zcomm.wire.header import Frame
 
 class Layout:
-    def __init__(
-        self,
-        segments: Sequence[SegmentRow],
-        # start, nbytes, codec_byte, elements, layout_hash
-        frames: Sequence[tuple[int, int, int, int, int]],
-    ) -> None: ...
+    def __init__(self, segments: Sequence[SegmentRow], frames: Sequence[Frame]) -> None: ...
 
 def allocated_nbytes() -> tuple[int, int]:
     """Bytes that the native core holds on the heap now, and the most it ever held."""
@@ -33,13 +29,7 @@ def encode(
     /,
 ) -> None: ...
 def decode_sum(
-    layout: Layout,
-    isa_index: int,
-    threads: int,
-    wire_addrs: Sequence[int],
-    out_addr: int,
-    verify: bool,
-    /,
+    layout: Layout, isa: int, threads: int, wires: Sequence[int], out: int, verify: bool, /
 ) -> tuple[int, str, int | None, int | None] | None: ...
 
 # CUDA kernels that were loaded at run time; what is launched for a layout, and how.
@@ -49,11 +39,7 @@ INLINE_WIRES: int
 KERNELS: tuple[tuple[str, str, int], ...]
 
 class Plan:
-    def __init__(
-        self,
-        segments: Sequence[SegmentRow],
-        frames: Sequence[tuple[int, int, int, int, int]],
-    ) -> None: ...
+    def __init__(self, segments: Sequence[SegmentRow], frames: Sequence[Frame]) -> None: ...
     @property
     def tables(self) -> bytes:
         """What is uploaded to the device."""

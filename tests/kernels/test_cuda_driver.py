@@ -9,7 +9,8 @@ import torch
 
 import emulated_driver
 from zcomm import Layout, Segment, _core, codec
-from zcomm.kernels import cuda, cuda_driver, cupy, native, nvrtc
+from zcomm.kernels import cuda, cuda_driver, cupy, nvrtc
+from zcomm.kernels.base import segment_rows
 from zcomm.kernels.cuda_driver import Driver
 
 
@@ -22,7 +23,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def plan_of(spec: str) -> _core.Plan:
     layout = Layout([Segment(codec(spec), 300)])
-    return _core.Plan(native.segment_rows(layout), native.frame_rows(layout))
+    return _core.Plan(segment_rows(layout), layout.frames)
 
 
 def test_it_is_there(library: str) -> None:

@@ -22,7 +22,8 @@ from kernel_sets import EMULATED
 from ranks import run_ranks
 from recorded_streams import device_engines
 from zcomm import Layout, Segment, codec
-from zcomm.kernels import cuda, device, native
+from zcomm.kernels import cuda, device
+from zcomm.kernels.base import segment_rows
 
 MODULE = cuda.load()
 WORLD_SIZE = 2
@@ -66,7 +67,7 @@ def test_it_knows_what_it_was_built_for() -> None:
 def test_a_launch_without_a_driver_is_an_error() -> None:
     assert not isinstance(MODULE, str)
     layout = Layout([Segment(codec("lm4"), 300)])
-    plan = MODULE.Plan(native.segment_rows(layout), native.frame_rows(layout))
+    plan = MODULE.Plan(segment_rows(layout), layout.frames)
     assert len(plan.tables) > 0
     with pytest.raises(RuntimeError, match="expected the device to take a launch, got cuda"):
         MODULE.decode_sum(plan, 0, 0, [0], 0, 0, True, 0, 0)

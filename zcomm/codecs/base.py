@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zcomm.base import arguments, cupy_arrays
-from zcomm.codecs import residual_storage
+from zcomm.codecs import arithmetic, residual_storage
 from zcomm.codecs.format import Format
 from zcomm.codecs.layout import Layout, Segment
 from zcomm.wire import header as wire
@@ -75,8 +75,8 @@ class Codec:
 
     def residual_numel(self, n: int, dtype: torch.dtype = torch.float32) -> int:
         """Elements in a residual with this storage dtype: n, or the bytes of an int8 body."""
-        if dtype not in residual_storage.DTYPES:
-            names = arguments.dtype_names(residual_storage.DTYPES)
+        if dtype not in arguments.RESIDUAL_DTYPES:
+            names = arguments.dtype_names(arguments.RESIDUAL_DTYPES)
             raise ValueError(f"{self.spec}: expected residual dtype {names}, got {dtype}")
         return residual_storage.numel(_count(n), self.block, dtype)
 
@@ -169,7 +169,7 @@ class Codec:
 
     def finish_sum(self, terms: Tensor, n: int) -> Tensor:
         """The plain-torch reference: the decoded elements, from the summed terms."""
-        return self.format.finish_sum(terms, n)
+        return arithmetic.canonical_nan(self.format.finish_sum(terms, n))
 
     def read_residual(self, stored: Tensor, n: int) -> Tensor:
         """The plain-torch reference: a stored residual as fp32."""

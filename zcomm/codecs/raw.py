@@ -14,7 +14,10 @@ _ITEMSIZE = 8
 
 
 class RawLayout:
-    """The fp64 counterpart of Layout: no codec, residual or checksum; sums are in fp64."""
+    """The fp64 counterpart of Layout: no codec, residual or checksum; sums are in fp64.
+
+    Its methods accept a Layout's arguments and ignore those that do not apply.
+    """
 
     def __init__(self, segments: Iterable[Segment], peers: int | None = None) -> None:
         self.segments = checked_segments(segments)
@@ -28,15 +31,7 @@ class RawLayout:
         self._starts = list(accumulate((s.numel for s in self._ordered), initial=0))
 
     def encode(
-        self,
-        grad: Tensor,
-        residuals: object = None,
-        *,
-        out: Tensor,
-        prescale: float = 1.0,
-        verify: bool = True,
-        keep_idle: bool = False,
-        threads: int | None = None,
+        self, grad: Tensor, *_: object, out: Tensor, prescale: float = 1.0, **__: object
     ) -> Tensor:
         """grad * prescale, in frame order; overwrites `out`."""
         numbers = out.view(torch.float64)
@@ -45,15 +40,7 @@ class RawLayout:
             torch.mul(part, prescale, out=numbers[start : start + s.numel])
         return out
 
-    def decode_sum(
-        self,
-        wires: Sequence[Tensor],
-        *,
-        out: Tensor,
-        verify: bool = True,
-        threads: int | None = None,
-        faults: Tensor | None = None,
-    ) -> Tensor:
+    def decode_sum(self, wires: Sequence[Tensor], *, out: Tensor, **_: object) -> Tensor:
         """The sum of wires, in their order; overwrites the segments' elements of `out`."""
         first, *others = (wire.view(torch.float64) for wire in wires)
         for s, start in zip(self._ordered, self._starts):
@@ -63,15 +50,7 @@ class RawLayout:
                 target += other[start : start + s.numel]
         return out
 
-    def decode(
-        self,
-        wire: Tensor,
-        *,
-        out: Tensor,
-        verify: bool = True,
-        threads: int | None = None,
-        faults: Tensor | None = None,
-    ) -> Tensor:
+    def decode(self, wire: Tensor, *, out: Tensor, **_: object) -> Tensor:
         return self.decode_sum((wire,), out=out)
 
     def for_peer(self, peer: int) -> RawLayout:

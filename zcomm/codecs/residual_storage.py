@@ -18,8 +18,6 @@ from zcomm.codecs.blocks import DEFAULT_BLOCK
 from zcomm.codecs.int8 import Int8
 from zcomm.wire.header import align16
 
-DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-
 
 def numel(n: int, block: int, dtype: torch.dtype) -> int:
     """Storage elements for a segment of n elements."""

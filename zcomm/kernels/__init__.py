@@ -149,17 +149,3 @@ def _missing_on_gpus(name: str, ordinal: int) -> str:
         return str(_module(name).missing(ordinal))
     except ImportError as error:
         return f"zcomm.kernels.{name} cannot be imported: {error}"
-
-
-__all__ = [
-    "KERNELS_VARIABLE",
-    "NAMES",
-    "ON_GPUS",
-    "KernelSet",
-    "absences",
-    "available",
-    "default",
-    "forced",
-    "register",
-    "select",
-]

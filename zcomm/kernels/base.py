@@ -16,36 +16,25 @@ from zcomm.wire.segments import Segment
 class KernelLayout(Protocol):
     """A layout. Kernel sets cache their own forms of it in `native` and `device_plans`."""
 
+    segments: tuple[Segment, ...]
+    body_starts: tuple[int, ...]
+    frames: tuple[Frame, ...]
+    wire_nbytes: int
+    numel: int
+    span: int
     native: Any
     device_plans: dict[object, Any]
-
-    @property
-    def segments(self) -> Sequence[Segment]: ...
-    @property
-    def body_starts(self) -> Sequence[int]: ...
-    @property
-    def frames(self) -> Sequence[Frame]: ...
-    @property
-    def wire_nbytes(self) -> int: ...
-    @property
-    def numel(self) -> int: ...
-    @property
-    def span(self) -> int: ...
 
 
 class KernelResiduals(Protocol):
     """Residuals: one tensor (or None) per segment, and the tables of their addresses."""
 
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def inputs(self) -> Sequence[Tensor | None]: ...
-    @property
-    def outputs(self) -> Sequence[Tensor | None]: ...
-    @property
-    def in_addresses(self) -> int: ...
-    @property
-    def out_addresses(self) -> int: ...
+    dtype: torch.dtype
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor | None, ...]
+    in_addresses: int
+    out_addresses: int
+
     @property
     def address_bits(self) -> int:
         """All addresses ORed together, which shows their common alignment."""
@@ -65,6 +54,20 @@ class KernelMemory(Protocol):
     def device(self) -> torch.device: ...
     def data_ptr(self) -> int: ...
     def __getitem__(self, part: slice, /) -> Tensor: ...
+
+
+# How compiled code numbers dtypes, and the row it takes for a segment:
+# codec, log2 of the block, elements, k, offset, frame, body
+GRAD_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+RESIDUAL_DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 3}
+SegmentRow = tuple[int, int, int, int, int, int, int]
+
+
+def segment_rows(layout: KernelLayout) -> list[SegmentRow]:
+    return [
+        (s.codec.id, s.codec.log2_block, s.numel, s.codec.k(s.numel), s.offset, s.peer, start)
+        for s, start in zip(layout.segments, layout.body_starts)
+    ]
 
 
 def wire_error(
@@ -104,8 +107,8 @@ class DecodeCall(NamedTuple):
 class KernelSet(Protocol):
     """The primitives, over all segments of a layout. Arguments are already checked."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+
     def encode(self, layout: KernelLayout, call: EncodeCall) -> None: ...
     def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
         """Raises a WireError for a refused wire.

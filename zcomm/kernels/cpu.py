@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from zcomm.kernels.base import DecodeCall, EncodeCall, KernelLayout, wire_error
-from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES, frame_rows, segment_rows
+from zcomm.kernels import base
+from zcomm.kernels.base import DecodeCall, EncodeCall, KernelLayout
 
 ISAS = ("scalar", "avx2", "avx512")
 ISA_VARIABLE = "ZCOMM_CPU_ISA"
@@ -29,21 +29,18 @@ class CpuKernels:
 
     def encode(self, layout: KernelLayout, call: EncodeCall) -> None:
         grad, residuals, wire, prescale, verify, threads, keep_idle = call
-        inputs, outputs, dtype = 0, 0, 0
+        held = 0, 0, 0
         if residuals is not None:
-            inputs = residuals.in_addresses
-            outputs = residuals.out_addresses
-            dtype = RESIDUAL_DTYPES[residuals.dtype]
+            dtype = base.RESIDUAL_DTYPES[residuals.dtype]
+            held = residuals.in_addresses, residuals.out_addresses, dtype
         self._core.encode(
-            layout.native or _native(layout),
+            layout.native or self._native(layout),
             self._isa,
             threads or torch.get_num_threads(),
             grad.data_ptr(),
-            GRAD_DTYPES[grad.dtype],
+            base.GRAD_DTYPES[grad.dtype],
             prescale,
-            inputs,
-            outputs,
-            dtype,
+            *held,
             wire.data_ptr(),
             verify,
             keep_idle,
@@ -51,7 +48,7 @@ class CpuKernels:
 
     def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
         refused = self._core.decode_sum(
-            layout.native or _native(layout),
+            layout.native or self._native(layout),
             self._isa,
             call.threads or torch.get_num_threads(),
             [wire.data_ptr() for wire in call.wires],
@@ -59,14 +56,11 @@ class CpuKernels:
             call.verify,
         )
         if refused is not None:
-            raise wire_error(layout, *refused)
+            raise base.wire_error(layout, *refused)
 
-
-def _native(layout: KernelLayout) -> Any:
-    from zcomm import _core
-
-    layout.native = _core.Layout(segment_rows(layout), frame_rows(layout))
-    return layout.native
+    def _native(self, layout: KernelLayout) -> Any:
+        layout.native = self._core.Layout(base.segment_rows(layout), layout.frames)
+        return layout.native
 
 
 @lru_cache(maxsize=1)

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from zcomm.kernels.base import KernelLayout
+from zcomm.kernels.base import KernelLayout, segment_rows
 from zcomm.kernels.device import DeviceMemory, Stream
 from zcomm.kernels.device_kernels import DecodeLaunch, DeviceKernels, EncodeLaunch
-from zcomm.kernels.native import frame_rows, segment_rows
 
 
 class _DeviceLayout:
@@ -68,7 +67,7 @@ class CudaKernels(DeviceKernels):
         key = self.name, device
         found: _DeviceLayout | None = layout.device_plans.get(key)
         if found is None:
-            native = self._module.Plan(segment_rows(layout), frame_rows(layout))
+            native = self._module.Plan(segment_rows(layout), layout.frames)
             found = _DeviceLayout(native, self.launcher(native, device))
             layout.device_plans[key] = found
         return found

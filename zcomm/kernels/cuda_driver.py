@@ -33,22 +33,16 @@ class Driver:
 
     def version(self) -> int:
         """The newest CUDA version it supports: 13000 for 13.0."""
-        version = ctypes.c_int()
-        self._call("cuDriverGetVersion", ctypes.byref(version))
-        return version.value
+        return self._number("cuDriverGetVersion").value
 
     def device_count(self) -> int:
-        count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
-        return count.value
+        return self._number("cuDeviceGetCount").value
 
     def capability(self, ordinal: int) -> tuple[int, int]:
         """A device's compute capability."""
-        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(device), ordinal)
-        self._call("cuDeviceGetAttribute", ctypes.byref(major), _MAJOR, device)
-        self._call("cuDeviceGetAttribute", ctypes.byref(minor), _MINOR, device)
-        return major.value, minor.value
+        device = self._number("cuDeviceGet", ordinal)
+        major = self._number("cuDeviceGetAttribute", _MAJOR, device)
+        return major.value, self._number("cuDeviceGetAttribute", _MINOR, device).value
 
     def load(self, image: bytes, symbols: Sequence[str], ordinal: int) -> list[int]:
         """Loads machine code or PTX on a device; returns the kernels with these names."""
@@ -69,8 +63,7 @@ class Driver:
     def context(self, ordinal: int) -> int:
         """The context that torch and CuPy share on a device."""
         if ordinal not in self._contexts:
-            device, context = ctypes.c_int(), ctypes.c_void_p()
-            self._call("cuDeviceGet", ctypes.byref(device), ordinal)
+            device, context = self._number("cuDeviceGet", ordinal), ctypes.c_void_p()
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
             self._contexts[ordinal] = int(context.value or 0)
         return self._contexts[ordinal]
@@ -88,6 +81,12 @@ class Driver:
 
     def _address(self, name: str) -> int:
         return int(ctypes.cast(self._library[name], ctypes.c_void_p).value or 0)
+
+    def _number(self, name: str, *arguments: Any) -> ctypes.c_int:
+        """The integer that a call writes through its first argument."""
+        found = ctypes.c_int()
+        self._call(name, ctypes.byref(found), *arguments)
+        return found
 
     def _call(self, name: str, *arguments: Any) -> None:
         error = self._library[name](*arguments)

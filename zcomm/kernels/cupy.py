@@ -31,7 +31,6 @@ class CupyKernels(CudaKernels):
         from zcomm import _core
 
         super().__init__(_core, name)
-        self._core = _core
         self._driver = driver or cuda_driver.Driver()
         self._images = images or self._image
         self._driver.start()
@@ -47,7 +46,7 @@ class CupyKernels(CudaKernels):
             found = self._launchers[ordinal]
             for kernel in plan.kernels():
                 if not found.has(kernel):
-                    _, file, rows = self._core.KERNELS[kernel]
+                    _, file, rows = self._module.KERNELS[kernel]
                     self._load(found, Unit(file, rows), device)
         return found
 
@@ -57,7 +56,7 @@ class CupyKernels(CudaKernels):
     def _load(self, launcher: Any, unit: Unit, device: torch.device) -> None:
         symbols = {
             symbol: kernel
-            for kernel, (symbol, file, rows) in enumerate(self._core.KERNELS)
+            for kernel, (symbol, file, rows) in enumerate(self._module.KERNELS)
             if unit == (file, rows)
         }
         functions = self._driver.load(self._images(unit, device), [*symbols], device.index or 0)

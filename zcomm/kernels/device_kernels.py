@@ -9,10 +9,10 @@ import threading
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from zcomm.kernels import base
 from zcomm.kernels.base import DecodeCall, EncodeCall, KernelLayout
 from zcomm.kernels.device import NO_FAULT, Stream, fault_error, new_faults
 from zcomm.kernels.memory import Aligned, AlignedResiduals
-from zcomm.kernels.native import GRAD_DTYPES, RESIDUAL_DTYPES
 
 MAX_WIRES = 4096  # in one decode_sum
 WIRE_ALIGNMENT = 16  # kernels write wires in pieces of up to 16 bytes
@@ -64,10 +64,10 @@ class DeviceKernels(ABC):
         with self._launching, stream.device_current():
             launch = EncodeLaunch(
                 source.address,
-                GRAD_DTYPES[call.grad.dtype],
+                base.GRAD_DTYPES[call.grad.dtype],
                 call.prescale,
                 *held.addresses_on(stream.device),
-                RESIDUAL_DTYPES[call.residuals.dtype] if call.residuals else 0,
+                base.RESIDUAL_DTYPES[call.residuals.dtype] if call.residuals else 0,
                 target.address,
                 call.verify,
                 call.keep_idle,

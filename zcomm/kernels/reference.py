@@ -23,8 +23,6 @@ from zcomm.wire.segments import Segment
 
 # From this size up, torch splits element-wise operations among threads.
 _GRAIN = 32768
-_FP32_INF = 0x7F800000
-_FP32_NAN = 0x7FC00000
 _FP32_MAX = torch.finfo(torch.float32).max
 
 
@@ -121,12 +119,7 @@ def _decode_segment(layout: KernelLayout, index: int, wires: Sequence[Tensor]) -
             raise wire_error(layout, w, str(error), segment=index) from None
         total = terms if total is None else total + terms
     assert total is not None
-    return _canonical_nan(segment.codec.finish_sum(total, segment.numel))
-
-
-def _canonical_nan(x: Tensor) -> Tensor:
-    bits = x.view(torch.int32)
-    return torch.where((bits & 0x7FFFFFFF) > _FP32_INF, _FP32_NAN, bits).view(torch.float32)
+    return segment.codec.finish_sum(total, segment.numel)
 
 
 @contextmanager
