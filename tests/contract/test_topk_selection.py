@@ -13,7 +13,7 @@ from kernel_sets import CONTRACT_SETS
 from zcomm import codec
 from zcomm.codecs.topk import RANGE
 
-# Three full ranges of 65,536 elements and a short one, and sizes around the sampling threshold.
+# Three full ranges of 65,536 elements and a short one.
 LARGE = 3 * RANGE + 777
 
 

@@ -43,7 +43,7 @@ def model(width: int = 96) -> nn.Sequential:
 def train(
     rank: int, ddp: DistributedDataParallel, steps: int, optimizer: type[Any] = torch.optim.AdamW
 ) -> Tensor:
-    """All parameters after some steps on this rank's own data."""
+    """All parameters after a few steps on this rank's own data."""
     opt = optimizer(ddp.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(1000 + rank)
     for _ in range(steps):
@@ -80,7 +80,7 @@ def test_replicas_are_identical_after_200_steps(three_ranks: World) -> None:
 def train_in_many_ways(rank: int, world_size: int, codec: str, mode: Any) -> dict[str, Tensor]:
     found = {}
     for name, (of_ddp, of_zcomm) in WAYS.items():
-        # A width that gives several pieces to each owner, and no whole number of blocks.
+        # A width that gives each owner several pieces, and not a whole number of blocks.
         ddp = DistributedDataParallel(model(width=437), **of_ddp)
         handle = zcomm.compress(ddp, codec, feedback=mode, **of_zcomm)
         found[name] = train(rank, ddp, 6)
@@ -108,7 +108,7 @@ def test_no_bit_depends_on_buckets_chunks_or_threads(
 # A plain hook to compare with: every rank gathers all gradients and sums them in rank order.
 
 
-# Without annotations: torch refuses them where they are strings.
+# Without annotations: torch refuses string annotations here.
 def rank_order_hook(state, bucket):  # type: ignore[no-untyped-def]
     world_size, mine = dist.get_world_size(), bucket.buffer()
     everyone = [torch.empty_like(mine) for _ in range(world_size)]
@@ -135,7 +135,7 @@ def compare_none(rank: int, world_size: int) -> None:
 
 
 def _compare_gradients(rank: int, world_size: int) -> None:
-    """|difference to gloo's own| <= 2 (W - 1) 2^-24 sum |g| / W, element by element."""
+    """|difference from gloo's result| <= 2 (W - 1) 2^-24 sum |g| / W, per element."""
     plain, ours = DistributedDataParallel(model()), DistributedDataParallel(model())
     zcomm.compress(ours, "none")
     local = model()

@@ -96,7 +96,7 @@ def train_scaled(
     model: Callable[[], nn.Module] = Net,
     **settings: Any,
 ) -> Any:
-    """Seven steps, of which one overflows on rank 1; what was before and after that one."""
+    """Seven steps, one of which overflows on rank 1, and the state before and after that one."""
     net = seeded(model)
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.02)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
@@ -134,13 +134,13 @@ def expect_skipped(results: list[Any], at_step: int) -> None:
                 assert torch.equal(after["residuals"][hop][name], residual * factor)
 
 
-# "middle.bias" goes uncompressed: all the residuals of the step have been written in vain.
+# "middle.bias" is sent uncompressed: every residual of that step was written for nothing.
 @pytest.mark.parametrize("spoiled", ["middle.weight", "middle.bias", "first.weight"])
 @pytest.mark.parametrize("at_step", [0, 3, 4])
 def test_an_overflow_on_one_rank_leaves_all_residuals_as_they_were(
     pair: World, spoiled: str, at_step: int
 ) -> None:
-    """The scale has just grown before step 4, and not before step 3."""
+    """The scale grew just before step 4, but not before step 3."""
     results = pair.run(scaled_with_feedback, spoiled, at_step)
     expect_skipped(results, at_step)
     assert all(trained.gap < ROUNDING for trained, *_ in results)
@@ -166,7 +166,7 @@ def scaled_and_checkpointed(rank: int, world_size: int) -> Any:
 
 
 def test_an_overflow_after_a_nested_backward(pair: World) -> None:
-    """The first buckets are full when a nested backward ends; the overflow comes afterwards."""
+    """The first buckets are full when a nested backward ends; the overflow comes later."""
     results = pair.run(scaled_and_checkpointed)
     expect_skipped(results, 4)
     assert all(trained.gap < ROUNDING for trained, *_ in results)
@@ -194,7 +194,7 @@ NANS = {"middle.weight": 40_000, "first.weight": 5, "middle.bias": 7}
 
 
 def steps_with_nans(rank: int, world_size: int, value: float | None) -> Any:
-    """Gradients and residuals of four steps; in step 2 rank 1 has `value` in three parameters."""
+    """Gradients and residuals of four steps; in step 2, rank 1 has `value` in three parameters."""
     net = seeded(Net)
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.02)
     handle = zcomm.compress(ddp, **LM4)
@@ -228,9 +228,9 @@ def test_a_nan_spoils_its_block_alone_and_for_one_step(pair: World) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_block_that_is_not_finite_keeps_its_residuals(pair: World, value: float) -> None:
-    """On the rank that sends it, and on the one that owns it; all others are as ever."""
+    """On the rank that sends it and on the rank that owns it; all other ranks act as usual."""
     ranks, clean = pair.run(steps_with_nans, value), pair.run(steps_with_nans, None)
-    first = len(ranks[0][1][0]["owned"]["middle.weight"])  # what rank 0 owns of it
+    first = len(ranks[0][1][0]["owned"]["middle.weight"])  # the part rank 0 owns
     kept = {
         (1, "sent", "middle.weight"): 40_000 // BLOCK,
         (1, "owned", "middle.weight"): 40_000 // BLOCK - first // BLOCK,

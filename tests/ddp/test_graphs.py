@@ -1,4 +1,4 @@
-"""What a backward can be: parts unused, collectives in between, two models, compiled, sparse."""
+"""Kinds of backward: unused parts, collectives in between, two models, compiled, sparse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytest_plugins = ["ddp_ranks"]
 def steps_with_a_branch_unused(
     rank: int, world_size: int, feedback: bool | float, scaled: bool
 ) -> Any:
-    """Both branches twice; `middle` alone twice; both again."""
+    """Uses both branches twice, `middle` alone twice, then both again."""
     net = seeded(Branches)
     ddp = DistributedDataParallel(net, find_unused_parameters=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
@@ -67,7 +67,7 @@ def test_parameters_that_no_rank_uses_keep_their_residuals(
 
 
 def branches_that_differ(rank: int, world_size: int) -> Any:
-    """In steps 2 and 3 rank 0 does not use `other`; rank 1 does."""
+    """In steps 2 and 3, rank 1 uses `other` and rank 0 does not."""
     net = seeded(Branches)
     ddp = DistributedDataParallel(net, find_unused_parameters=True)
     handle = zcomm.compress(ddp, "lm4", feedback=True)
@@ -91,7 +91,7 @@ def test_a_parameter_that_one_rank_does_not_use(pair: World) -> None:
 
 
 class Talkative(Net):
-    """The user's own all_reduce, on the default group, while DDP's buckets are on their way."""
+    """Calls all_reduce on the default group while DDP's buckets are in flight."""
 
     def __init__(self) -> None:
         super().__init__()

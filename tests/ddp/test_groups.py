@@ -57,7 +57,7 @@ def test_any_number_of_ranks(five: World, count: int) -> None:
 
 
 def train_apart(rank: int, world_size: int) -> Outcome | float:
-    """Ranks 4 and 2 train; the others have a group of their own, and use it meanwhile."""
+    """Ranks 4 and 2 train; meanwhile the others use their own group."""
     mine, others = dist.new_group([2, 4]), dist.new_group([0, 1, 3])
     if rank in (2, 4):
         ddp = DistributedDataParallel(seeded(Net), process_group=mine)
@@ -77,7 +77,7 @@ def test_some_of_the_ranks(five: World) -> None:
 
 
 def join_uneven(rank: int, world_size: int, count: int, codec: str | None, unused: bool) -> Any:
-    """Rank r has 2 + 2 * r batches; gradients of a rank that has joined are zeros."""
+    """Rank r has 2 + 2 * r batches; a rank that has joined contributes zero gradients."""
     group = dist.new_group(range(count))
     if rank >= count:
         return None
@@ -104,7 +104,7 @@ def test_join_with_uneven_inputs_loses_nothing(five: World, count: int, unused: 
     for trained, steps in results:
         assert_bit_equal(trained.parameters, results[0][0].parameters)
         assert steps == 2 * count
-    assert results[-1][0].gap < ROUNDING  # the last rank has seen all that arrived
+    assert results[-1][0].gap < ROUNDING  # the last rank saw everything that arrived
 
 
 def test_join_without_a_codec_is_plain_ddp_bit_for_bit(five: World) -> None:
@@ -148,7 +148,7 @@ def join_with_a_scaler(rank: int, world_size: int) -> str:
 
 
 def test_a_loss_scale_that_a_joined_rank_does_not_follow_is_an_error(five: World) -> None:
-    """A rank that has joined makes no steps: its scaler stays behind."""
+    """A rank that has joined takes no steps, so its scaler falls behind."""
     for rank, message in enumerate(five.run(join_with_a_scaler, timeout_s=200)):
         assert message.startswith(f"rank {rank}: expected the same call on all ranks, got rank 0")
         assert "loss scale 8.0; rank 1" in message

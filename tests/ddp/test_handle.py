@@ -44,7 +44,7 @@ def step(ddp: Any, rank: int = 0, number: int = 0) -> None:
 
 
 def refusal(act: Callable[[], Any]) -> tuple[str, str]:
-    """The error of act(): its type and its message."""
+    """The type and the message of the error that act() raises."""
     try:
         act()
     except Exception as error:
@@ -104,7 +104,7 @@ def refused_uses(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
         "one state, two models": refusal(lambda: step(two)),
         "remove": refusal(handle.remove),
     }
-    step(twice)  # what was refused has done no harm
+    step(twice)  # the refused call did no harm
     return refused
 
 
@@ -144,7 +144,7 @@ def copied(rank: int, world_size: int) -> list[tuple[str, str]]:
 
 
 def test_a_model_with_a_hook_can_be_copied(pair: World) -> None:
-    """As plain DDP can be: for a moving average, or with torch.save."""
+    """Like plain DDP: for a moving average, or with torch.save."""
     for refused in pair.run(copied):
         assert refused == [("no error", "")] * 2
 
@@ -197,12 +197,12 @@ def test_stats_count_steps_and_bytes(pair: World) -> None:
         for name in ("encode_s", "wait_s", "decode_s", "exposed_s"):
             assert 0 < getattr(seen[2], name) < getattr(seen[3], name)
         assert 0 < buffer_nbytes < 4 * NUMEL
-    # All elements on each rank, and once more the run that it owns.
+    # All elements on each rank, plus the run it owns.
     assert sum(nbytes for _, nbytes, _ in results) == 3 * 4 * sum(COMPRESSED.values())
 
 
 class Run:
-    """A model, its optimizer and scaler, and the handle: all that a checkpoint has."""
+    """A model, its optimizer and scaler, and the handle: everything a checkpoint saves."""
 
     def __init__(self, settings: dict[str, Any], scaled: bool) -> None:
         self.ddp = wrapped()
@@ -222,7 +222,7 @@ class Run:
 
 
 def saved_and_continued(rank: int, world_size: int, settings: dict[str, Any], scaled: bool) -> Any:
-    """Ten steps in one go; and the last five by a run that has loaded the first five."""
+    """Ten steps without a break, and the last five in a run that loaded the first five."""
     straight, loaded, file = Run(settings, scaled), Run(settings, scaled), io.BytesIO()
     straight.train(rank, range(5))
     torch.save([part.state_dict() for part in straight.parts], file)
@@ -238,7 +238,7 @@ def saved_and_continued(rank: int, world_size: int, settings: dict[str, Any], sc
     ("settings", "scaled"),
     [
         ({"codec": "lm4", "feedback": True}, False),
-        ({"codec": "lm4", "feedback": True}, True),  # the scale has just changed when it is saved
+        ({"codec": "lm4", "feedback": True}, True),  # saved just after the scale changed
         ({"codec": "lm4", "feedback": 0.5, "residual_dtype": torch.bfloat16}, False),
         ({"codec": "int8", "feedback": True, "residual_dtype": torch.int8}, False),
         ({"codec": {"middle.*": "topk:0.05", "*": "sign"}}, False),

@@ -37,7 +37,7 @@ def test_loss_scale_is_that_of_the_last_forward() -> None:
     assert recorder.host_waits == []
     assert scale.value() == 4.0
     assert recorder.host_waits == ["synchronize"]
-    assert scale.value() == 2.0  # no forward since: it is asked for
+    assert scale.value() == 2.0  # no forward since, so it reads the scaler
 
 
 def test_copy_of_a_model_leaves_the_scale_alone() -> None:

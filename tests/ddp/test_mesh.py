@@ -27,7 +27,7 @@ from ranks import World
 
 pytest_plugins = ["zero_ranks"]
 
-DP, TP = (0, 0, 1, 1), (0, 1, 0, 1)  # of the ranks of a 2 x 2 mesh
+DP, TP = (0, 0, 1, 1), (0, 1, 0, 1)  # each rank's place in a 2 x 2 mesh
 WAYS = ("device_mesh", "process_group")
 
 
@@ -99,7 +99,7 @@ def test_replicas_are_identical_and_bytes_compressed(quartet: World, way: str) -
         assert losses[-1] < 0.5 * losses[0]
         assert losses[-1] == pytest.approx(uncompressed_losses[-1], rel=0.05)
         assert not torch.equal(parameters["first.weight"], uncompressed["first.weight"])
-    for rank in (0, 1):  # the other replica of the same part
+    for rank in (0, 1):  # the other replica of this part
         assert_bit_equal(results[rank + 2][0], results[rank][0])
     one, other = (results[rank][0]["first.weight"] for rank in (0, 1))
     assert one.shape == (140, 32)
@@ -254,7 +254,7 @@ def test_collectives_take_one_dimension_of_a_mesh(quartet: World) -> None:
         column = [given[TP[rank]], given[TP[rank] + 2]]
         assert torch.equal(by_group, by_mesh)
         assert torch.equal(by_group, results[TP[rank]][0])
-        peak = torch.cat(column).abs().max()  # half a step of int8, in each of two encodings
+        peak = torch.cat(column).abs().max()  # int8 loses half a step in each of two encodings
         assert (by_group - (column[0] + column[1]) / 2).abs().max() < 1.01 * peak / 127
         assert torch.equal(whole, torch.cat(column))
         mean = column[0] * 0.5 + column[1] * 0.5

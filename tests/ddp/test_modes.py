@@ -1,4 +1,4 @@
-"""DDP's modes: with codec "none" each is plain DDP bit for bit, and with feedback loses nothing."""
+"""DDP's modes: with codec "none", each matches plain DDP bit for bit; feedback loses nothing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Scenario(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012
 
     def train(self, rank: int, codec: str | None) -> tuple[Outcome, DistributedDataParallel, int]:
-        """The outcome, the model and the steps; plain DDP without a codec."""
+        """The outcome, the model and the steps. Without a codec, trains with plain DDP."""
         ddp = DistributedDataParallel(seeded(self.model), **self.ddp)
         if codec is None:
             return train(ddp, rank, **self.training), ddp, 0

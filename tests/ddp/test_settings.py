@@ -42,7 +42,7 @@ def wire_bytes_of_steps(rank: int, world_size: int) -> list[int]:
 
 def test_steps_before_start_step_go_uncompressed(pair: World) -> None:
     for first, second, third, fourth in pair.run(wire_bytes_of_steps):
-        # Two ranks send each half of fp32, twice; then an eighth of it, and the bias as it is.
+        # Each of two ranks sends half the fp32 bytes, twice; then an eighth, and the bias as fp32.
         assert first == second >= 4 * 10_100
         assert third == fourth < first / 6
 
@@ -73,7 +73,7 @@ def test_name_that_no_pattern_matches_is_refused(pair: World) -> None:
 
 
 def chunks_and_buffers(rank: int, world_size: int, chunk_mb: float | None) -> tuple[int, int]:
-    """Of one bucket with 48 MB of gradients: DDP's first iteration."""
+    """For one bucket with 48 MB of gradients, as in DDP's first iteration."""
     ddp, handle = compressed(nn.Linear(3000, 4000), codec="none", chunk_mb=chunk_mb)
     ddp(torch.randn(1, 3000)).sum().backward()
     parts = handle._compressor.buckets._parts.values()
@@ -100,7 +100,7 @@ def test_default_timeout_is_the_groups(pair: World) -> None:
 
 def bytes_sent_before_the_end(rank: int, world_size: int) -> tuple[int, int]:
     ddp, handle = compressed(nn.Linear(200, 500), nn.Linear(500, 300), codec="int8")
-    for _ in range(2):  # DDP makes its buckets anew before the second
+    for _ in range(2):  # DDP rebuilds its buckets before the second
         ddp(torch.randn(4, 200)).sum().backward()
     before = handle.stats().wire_bytes
     during = []
@@ -111,7 +111,7 @@ def bytes_sent_before_the_end(rank: int, world_size: int) -> tuple[int, int]:
             time.sleep(0.01)
         during.append(handle.stats().wire_bytes - before)
 
-    # The first layer's gradient comes last: the other bucket is on its way by then.
+    # The first layer's gradient comes last: by then the other bucket is in flight.
     ddp.module[0].weight.register_hook(look)
     ddp(torch.randn(4, 200)).sum().backward()
     return during[0], handle.stats().wire_bytes - before

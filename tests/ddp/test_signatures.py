@@ -1,4 +1,4 @@
-"""Settings are keywords of every function that takes them: the signatures agree."""
+"""Every function that takes settings takes them as keywords, and all signatures agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAKING_SETTINGS: list[Callable[..., Any]] = [
     zcomm.ZeroOptimizer,
     zcomm.fsdp.compress,
 ]
-# What each has besides settings.
+# The other parameters of each.
 OTHERS = {
     "compress": {"ddp", "scaler"},
     "HookState": {"scaler"},
@@ -29,7 +29,7 @@ OTHERS = {
     },
     "fsdp": {"model", "param_codec"},
 }
-# FSDP2's residuals are small by default: int8, or bf16 where they decay.
+# FSDP2's residuals are small by default: int8, or bf16 if they decay.
 OTHER_DEFAULTS = {"fsdp": {"residual_dtype": None}}
 
 

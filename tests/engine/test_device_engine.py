@@ -1,6 +1,6 @@
-"""The engine of a device gives the bits of the engine of the CPU, step by step of every kind.
+"""The device engine produces the same bits as the CPU engine, in every kind of step.
 
-It runs here on CPU tensors and gloo, with streams that are only recorded.
+Here it runs on CPU tensors and gloo, with streams that are only recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def three_ranks() -> Iterator[World]:
 
 
 def on_both(fn: Any, *args: Any) -> tuple[Any, Any]:
-    """What fn returns with the engine of the CPU, and with that of a device."""
+    """What fn returns with the CPU engine, and with the device engine."""
     plain = fn(*args)
     with device_engines():
         return plain, fn(*args)
@@ -44,7 +44,7 @@ def on_both(fn: Any, *args: Any) -> tuple[Any, Any]:
 
 
 def collect(rank: int, world_size: int, codec: str) -> dict[str, Tensor]:
-    group = dist.new_group(range(world_size))  # with an engine of its own
+    group = dist.new_group(range(world_size))  # with a separate engine
     found = {}
     for n in (0, 1, 1000, 70_001, 1_700_000):
         for dtype in DTYPES if n < 10**6 else DTYPES[:1]:
@@ -95,7 +95,7 @@ def test_asynchronous_collectives_run_in_order(three_ranks: World) -> None:
 def hooked(
     rank: int, ddp_options: dict[str, Any], model: Any = Net, scaled: bool = False, **settings: Any
 ) -> dict[str, Any]:
-    """Parameters, gradients and the hook's state after five steps; one of them not finite."""
+    """Parameters, gradients and the hook's state after five steps, one of them not finite."""
     ddp = DistributedDataParallel(seeded(model), **ddp_options)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) if scaled else None
     handle = zcomm.compress(ddp, scaler=scaler, **settings)
@@ -216,7 +216,7 @@ def test_schedule_has_every_leg_once_and_never_more_chunks_than_slots(
     for i in range(count):
         at = [steps.index((leg, i)) for leg in range(legs + 1)]
         assert at == sorted(at)
-        if i >= SLOTS:  # the slot of chunk i is that of chunk i - SLOTS
+        if i >= SLOTS:  # chunk i reuses the slot of chunk i - SLOTS
             assert steps.index((legs, i - SLOTS)) < at[0]
     for leg in range(legs + 1):
         assert [i for each, i in steps if each == leg] == list(range(count))

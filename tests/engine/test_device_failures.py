@@ -1,6 +1,6 @@
-"""What goes wrong with the engine of a device: found on the device, told at the next step.
+"""Failures in the device engine: detected on the device, raised at the next step.
 
-It runs here on CPU tensors and gloo, with streams that are only recorded.
+Here it runs on CPU tensors and gloo, with streams that are only recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def three_ranks() -> Iterator[World]:
 
 
 class Deferring:
-    """A kernel set as that of a device: a refused wire lowers the number that it is given."""
+    """A kernel set that acts like a device's: a refused wire lowers the number it is given."""
 
     def __init__(self, kernel_set: Any) -> None:
         self.kernel_set, self.name = kernel_set, kernel_set.name
@@ -63,7 +63,7 @@ ERRORS: list[WireError] = []
 
 
 class Released(RecordedEvent):
-    """An event that the device comes to when the test says so."""
+    """An event that the device reaches when the test says so."""
 
     now = False
 
@@ -78,7 +78,7 @@ class LateStreams(RecordedStreams):
 
 @contextmanager
 def late_devices() -> Iterator[None]:
-    """The engines of devices that are not done before Released.now."""
+    """Device engines that do not finish before Released.now."""
     select, recorder = zcomm.kernels.select, Recorder()
     Released.now = False
     with patched(
@@ -90,7 +90,7 @@ def late_devices() -> Iterator[None]:
 
 
 class DamagingChannel(Channel):
-    """Flips a bit of what arrives from the last other rank in one of the hops."""
+    """Flips a bit in the data from the last other rank in one of the hops."""
 
     hop: int
     byte: int
@@ -134,7 +134,7 @@ def test_corrupted_wire_names_its_sender_at_the_next_step(
 ) -> None:
     found = three_ranks.run(train_with_damage, hop, byte, "backward")
     late, first, again = found[1]
-    assert late.type == "NoneType"  # nobody knows yet
+    assert late.type == "NoneType"  # not detected yet
     assert first.type == "WireError"
     name = ["reduce-scatter", "all-gather"][hop]
     assert f"rank 1: bucket 0 of step 1, {name} of chunk 1 of" in first.text
@@ -187,7 +187,7 @@ def test_more_decodes_than_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(error) for error in found] == ["None", "3 layout 3", "None"]
 
 
-# Ranks that disagree, die, or whose device does not come to an end.
+# Ranks that disagree, die, or whose device never finishes.
 
 
 def call_differently(rank: int, world_size: int) -> tuple[Raised, int]:
@@ -272,7 +272,7 @@ def test_no_threads_are_left_behind() -> None:
         assert counts == [1, 0, 1, 0]
 
 
-# What is refused before that.
+# What is refused up front.
 
 
 def refuse(rank: int, world_size: int) -> list[Raised]:

@@ -95,7 +95,7 @@ def call_differently(rank: int, world_size: int) -> list[Raised]:
     ]
     found = []
     for call in calls:
-        # A failed engine stays failed, so each call gets a group of its own.
+        # A failed engine stays failed, so each call gets its own group.
         group = dist.new_group([0, 1, 2])
         found.append(raised(zcomm.all_reduce, group=group, **call))
     return found
@@ -118,7 +118,7 @@ def train_until_signal(rank: int, world_size: int, victim: int, signal_: int) ->
     for _ in range(3):
         backward(ddp)
     if rank == victim:
-        # In the middle of backward: after the last layer's bucket was handed over.
+        # In the middle of backward: after the last layer's bucket was submitted.
         ddp.module[0].weight.register_hook(lambda grad: os.kill(os.getpid(), signal_))
     return [raised(backward, ddp), raised(backward, ddp)]
 
@@ -138,7 +138,7 @@ def test_rank_that_dies_or_stops_is_named_in_time(victim: int, signal_: int) -> 
         assert "of step 3" in first.text
         assert "reduce-scatter of chunk" in first.text or "comparison of signatures" in first.text
         assert f"rank {victim} did not answer" in first.text
-        # The error stays: no later call hangs or trains on.
+        # The error persists: no later call hangs or keeps training.
         assert again.text == first.text
         assert again.seconds < 1
 
@@ -184,7 +184,7 @@ def test_corrupted_wire_names_its_sender(three_ranks: World, hop: str, byte: int
     assert "expected" in first.text
     assert again.text == first.text
     for rank in (0, 2):
-        # What happens in the second hop, the others notice only at their next step.
+        # The other ranks notice a failure in the second hop only at their next step.
         error = found[rank][hop == "gather"]
         assert error.type == "CommunicationError"
         assert "rank 1: WireError" in error.text
@@ -219,7 +219,7 @@ def test_exception_in_the_engine_is_raised_by_backward(three_ranks: World) -> No
 
 
 def thread_counts(rank: int, world_size: int) -> dict[str, list[int]]:
-    """What is left of the threads of hooks that were closed, and of models that were dropped."""
+    """The threads left over from closed hooks and from dropped models."""
     before, left = _thread_count(), {}
     for kind in ("closed", "dropped", "dropped ZeRO"):
         ddp = model()
@@ -240,7 +240,7 @@ def _thread_count() -> int:
 
 
 def _threads_above(count: int) -> int:
-    """After at most a second: gloo's threads end on their own."""
+    """Waits up to a second: gloo's threads end by themselves."""
     for _ in range(100):
         if _thread_count() <= count:
             break

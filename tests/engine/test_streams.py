@@ -1,6 +1,6 @@
-"""The order of streams: nothing is read before it was written, or written while it is read.
+"""Stream order: nothing is read before it is written, or written while it is read.
 
-The engine of a device runs on CPU tensors and gloo; what it would enqueue is recorded.
+The device engine runs on CPU tensors and gloo; the work it would enqueue is recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pair() -> Iterator[World]:
 
 
 class Wide(nn.Module):
-    """With more chunks in a bucket than the engine has slots."""
+    """Has more chunks in a bucket than the engine has slots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ def test_hook_orders_its_streams_and_waits_for_none(
 ) -> None:
     for report, waits in pair.run(train_with_hook, settings, scaled):
         report.expect_order(hops=3 * 2 * (SLOTS + 2))
-        # Whether the last step was finite, and the loss scale: both are there with that step.
+        # Whether the last step was finite, and the loss scale: both arrive with that step.
         assert waits == (["synchronize"] * 4 if scaled else [])
 
 
 def branch_off(recorder: Recorder) -> None:
-    """As autograd does: a gradient goes to another stream, which waits for the one before."""
+    """As autograd does: a gradient moves to another stream, which waits for the previous one."""
     recorder.join("branch", recorder.event())
     recorder.switch("branch")
 
@@ -93,7 +93,7 @@ def train_on_two_streams(rank: int, world_size: int, first: str, second: str) ->
     with recorded() as recorder:
         ddp = DistributedDataParallel(seeded(Net))
         zcomm.compress(ddp, **LM4)
-        # The last two gradients of all: nothing else is computed between them.
+        # The very last two gradients: nothing else is computed between them.
         layer = ddp.module.first
         getattr(layer, first).register_hook(lambda grad: branch_off(recorder))
         getattr(layer, second).register_hook(lambda grad: recorder.switch("main"))
@@ -114,7 +114,7 @@ def test_encode_comes_after_every_stream_that_made_a_gradient(
 def collect(rank: int, world_size: int) -> Report:
     group = dist.new_group(range(world_size))
     with recorded() as recorder:
-        zcomm.all_reduce(torch.ones(1), "none", group)  # ranks meet, which they wait for
+        zcomm.all_reduce(torch.ones(1), "none", group)  # the handshake waits
         recorder.host_waits.clear()
         feedback = zcomm.Feedback()
         for _ in range(2):
@@ -171,7 +171,7 @@ def test_zero_orders_its_streams_and_backward_waits_for_none(
         assert waits == (["synchronize"] * 6 if scaled else [])
 
 
-# The recorder itself finds what it should.
+# The recorder itself finds the errors it should.
 
 
 def two_streams() -> tuple[Recorder, RecordedStreams, Tensor]:
@@ -211,7 +211,7 @@ def test_recorder_finds_a_future_that_is_set_too_early() -> None:
     assert recorder.early_futures == ["decode"]
 
 
-# The streams of CUDA, with torch.cuda replaced.
+# CUDA streams, with torch.cuda replaced.
 
 
 class CudaStream:
@@ -237,7 +237,7 @@ def test_cuda_streams_record_and_wait_where_they_should(monkeypatch: pytest.Monk
     streams.note()
     current[0] = CudaStream(log, 1)
     events = streams.ready()
-    assert log == [("record", 2), ("record", 1)]  # a producer, and the current one
+    assert log == [("record", 2), ("record", 1)]  # a producer's, then the current stream's
     for event in events:
         streams.wait(event)
     streams.wait_current(streams.done())

@@ -1,4 +1,4 @@
-"""What zcomm.fsdp.compress refuses, and a world of one rank."""
+"""Arguments that zcomm.fsdp.compress refuses, and a world of one rank."""
 
 from __future__ import annotations
 

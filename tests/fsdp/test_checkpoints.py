@@ -36,7 +36,7 @@ def rows(handle: Any) -> dict[str, torch.Tensor]:
 
 
 def save(rank: int, world_size: int, folder: Path, ranks: Ranks, settings: Any) -> Any:
-    """Trains on some of the ranks, a list of them or one for each replica, and saves."""
+    """Trains on a list of ranks, or on one list per replica, and saves."""
     mesh = mesh_over(ranks)
     if mesh.get_coordinate() is None:
         return None
@@ -52,7 +52,7 @@ def load(rank: int, world_size: int, folder: Path, ranks: Ranks, settings: Any) 
     if mesh.get_coordinate() is None:
         return None
     model, handle = make(mesh, settings)
-    train(model, rank, steps=1)  # something else, which must leave no trace
+    train(model, rank, steps=1)  # unrelated training, which must leave no trace
     weights = get_model_state_dict(model)
     state = {"model": weights, "zcomm": handle}
     dcp.load(state, checkpoint_id=folder, process_group=whole_group(mesh))
@@ -62,7 +62,7 @@ def load(rank: int, world_size: int, folder: Path, ranks: Ranks, settings: Any) 
 
 
 def mesh_over(ranks: Ranks) -> DeviceMesh:
-    """A list of ranks; two lists are two replicas."""
+    """A mesh over a list of ranks; two lists make two replicas."""
     names = ("replicate", "shard") if isinstance(ranks[0], list) else None
     return DeviceMesh("cpu", ranks, mesh_dim_names=names)
 
@@ -83,14 +83,14 @@ def test_residuals_of_3_ranks_load_at_any_number(
     after = quartet.run(load, tmp_path, list(range(count)), LM2)
     for one in after[:count]:
         assert_bit_equal(one[1], before[0][1])
-        assert one[3] == (3 if count == 1 else 6)  # as saved, and those after; alone, none is sent
+        assert one[3] == (3 if count == 1 else 6)  # saved steps and later ones; one rank sends none
     for name in before[0][0]:
         expected = total(before, name)
         assert largest(total(after, name) - expected) <= ROUNDING * largest(expected), name
     if count == 3:
         for theirs, mine in zip(before[:3], after[:3]):
             assert_bit_equal(mine[0], theirs[0])
-            assert mine[2] == theirs[2]  # losses of the steps after
+            assert mine[2] == theirs[2]  # losses of later steps
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("bf16", 2.0**-8), ("int8", 2.0**-6)])
@@ -117,7 +117,7 @@ def test_residuals_of_replicas_load_in_another_mesh(quartet: World, tmp_path: Pa
 
 
 def in_memory(rank: int, world_size: int) -> dict[str, Any]:
-    """A copy of the state and one through a pickle go on alike; other states are refused."""
+    """A copied state and a pickled state continue identically; other states are refused."""
     mesh = mesh_of(world_size)
     model, handle = make(mesh, LM2)
     train(model, rank)

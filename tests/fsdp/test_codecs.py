@@ -1,4 +1,4 @@
-"""FSDP2 with codecs: what is lost, what is not, and what no bit may depend on."""
+"""FSDP2 with codecs: what they lose, what they keep, and what must not affect any bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def in_every_way(rank: int, world_size: int) -> list[Outcome]:
-    """Stage 2 and 3, and settings that must not matter."""
+    """Stages 2 and 3, with settings that must not matter."""
     mesh = mesh_of(world_size)
     settings = {"codec": "lm4", "param_codec": "int8", "feedback": True}
     found = []
@@ -51,7 +51,7 @@ def test_no_bit_depends_on_stage_chunks_or_threads(pair: World) -> None:
 
 
 def books(rank: int, world_size: int, count: int, options: dict[str, Any]) -> Any:
-    """The sum of all that arrived and of all residuals, and the sum of the true means."""
+    """The sum of everything received plus all residuals, and the sum of the true means."""
     mesh = mesh_of(count)
     if mesh is None:
         return None
@@ -78,13 +78,13 @@ def test_with_feedback_nothing_is_lost(quartet: World, count: int) -> None:
     for gaps, kept, _ in quartet.run(books, count, options)[:count]:
         assert max(gaps.values()) < ROUNDING
         assert "middle.0.weight" in kept
-        assert "last.bias" not in kept  # it is small, and goes as it is
+        assert "last.bias" not in kept  # small, so sent uncompressed
 
 
 def test_residuals_are_int8_unless_they_decay(pair: World) -> None:
     numel = sum(p.numel() for p in training.Net().parameters() if p.numel() >= 100)
     for gaps, _, nbytes in pair.run(books, 2, {"codec": "lm2", "feedback": True}):
-        assert max(gaps.values()) < 0.2  # the rounding of their own storage
+        assert max(gaps.values()) < 0.2  # rounding in their own storage
         assert numel < nbytes < 1.2 * numel
     for _, _, nbytes in pair.run(books, 2, {"codec": "topk:0.1"}):
         assert 2 * numel < nbytes < 5 * numel  # bf16, and scratch memory for the largest chunk
@@ -96,7 +96,7 @@ def test_residuals_are_int8_unless_they_decay(pair: World) -> None:
 
 
 def gathered(rank: int, world_size: int, count: int, dtype: torch.dtype | None) -> Any:
-    """The parameters as forward sees them, those of the shards, and the stats of the gather."""
+    """The parameters that forward sees, those in the shards, and the gather's stats."""
     mesh = mesh_of(count)
     if mesh is None:
         return None
@@ -139,7 +139,7 @@ def test_all_ranks_decode_the_same_parameters(
 
 
 def kept_parameters(rank: int, world_size: int) -> tuple[Any, Any]:
-    """The shards before and after forward passes that gather them coarsely."""
+    """The shards before and after forward passes that gather them with a coarse codec."""
     model = sharded(mesh_of(world_size), 3)
     before = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
     compress(model, param_codec="lm2")
@@ -153,11 +153,11 @@ def test_the_shards_themselves_stay_exact(pair: World) -> None:
         assert_bit_equal(after, before)
 
 
-# The gather of special cases, which torch does.
+# Special cases, which torch gathers.
 
 
 def send_as_bf16(shard: Tensor, mesh: Any) -> Any:
-    """What a parameter can decide itself: what is gathered of it."""
+    """A parameter may decide what FSDP gathers for it."""
     return (shard.bfloat16(),), None
 
 
@@ -173,7 +173,7 @@ def receive_bf16(
 
 
 def mixed_model(mesh: Any) -> nn.Module:
-    """A frozen bf16 layer in the FSDP module of an fp32 one."""
+    """A frozen bf16 layer and an fp32 layer in one FSDP module."""
     model = seeded(lambda: nn.Sequential(nn.Linear(32, 281), nn.Linear(281, 9)))
     model[0].requires_grad_(False).bfloat16()
     model[0].register_forward_pre_hook(lambda _, args: args[0].bfloat16())
@@ -190,7 +190,7 @@ def casting_model(mesh: Any) -> Any:
 
 
 def smaller_model(mesh: Any) -> Any:
-    """Gathered by all ranks in forward, and by two in backward."""
+    """Gathered over all ranks in forward, and over two in backward."""
     model = seeded(training.Net)
     for module in (model.first, model.middle):
         fully_shard(module, mesh=mesh, reshard_after_forward=2)
@@ -201,7 +201,7 @@ SPECIAL = {"mixed": mixed_model, "casting": casting_model, "smaller": smaller_mo
 
 
 def special_gathers(rank: int, world_size: int) -> dict[str, Any]:
-    """Each kind of model, with torch's collectives, with ours, and with coded parameters."""
+    """Each kind of model, with torch's collectives, with ours, and with encoded parameters."""
     mesh = mesh_of(world_size)
     found: dict[str, Any] = {}
     for name, make in SPECIAL.items():

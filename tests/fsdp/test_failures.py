@@ -66,7 +66,7 @@ def test_settings_that_differ_are_named_on_every_rank(three_ranks: World) -> Non
 
 
 def use_differently(rank: int, world_size: int) -> list[Raised]:
-    """Rank 2 uses other parameters than the rest; then the error stays."""
+    """Rank 2 uses different parameters from the rest; afterward the error persists."""
     model = sharded(None, 3, Branches)
     compress(model)
     step(model)
@@ -120,7 +120,7 @@ def test_rank_that_dies_or_stops_is_named_in_time(victim: int, number: int, when
         assert what in first.text
         assert "in step 2" in first.text
         assert f"rank {victim} did not answer" in first.text
-        assert again.text == first.text  # no later call hangs or trains on
+        assert again.text == first.text  # no later call hangs or keeps training
         assert again.seconds < 1
 
 
@@ -154,11 +154,11 @@ def test_corrupted_wire_names_its_sender(three_ranks: World, hop: str) -> None:
         assert error.seconds < 10  # long before any deadline
 
 
-# Errors elsewhere, and the end.
+# Errors elsewhere, and closing.
 
 
 def fail_in_backward(rank: int, world_size: int) -> tuple[Raised, bool]:
-    """An error of the user's own in backward(); FSDP can be reset, and training goes on."""
+    """A user error in backward(): FSDP can be reset, and training continues."""
     model = sharded(None, 3)
     compress(model)
     step(model)
@@ -179,7 +179,7 @@ def fail_in_backward(rank: int, world_size: int) -> tuple[Raised, bool]:
 
 
 def gradient_of(model: Any) -> Tensor:
-    """Taken as soon as backward() has ended."""
+    """The gradient, read as soon as backward() returns."""
     step(model)
     mine: Tensor = model.first.weight.grad.to_local().clone()
     return mine
@@ -192,7 +192,7 @@ def test_training_goes_on_after_an_error_of_the_users_own(three_ranks: World) ->
 
 
 def ends(rank: int, world_size: int) -> dict[str, Any]:
-    """Threads that are left, and what a closed model does."""
+    """The remaining threads, and what a closed model does."""
     found: dict[str, Any] = {}
     before = thread_count()
     for kind in ("closed", "dropped"):
@@ -201,7 +201,7 @@ def ends(rank: int, world_size: int) -> dict[str, Any]:
         step(model)
         with_engine = thread_count() - before
         if kind == "closed":
-            model.first.unshard(async_op=True)  # on its way
+            model.first.unshard(async_op=True)  # in flight
             handle.close()
             step(model)  # with torch's own collectives
             compress(model).close()  # and a second time
@@ -216,7 +216,7 @@ def thread_count() -> int:
 
 
 def threads_above(count: int) -> int:
-    """After at most a second: gloo's threads end on their own."""
+    """Waits up to a second: gloo's threads end by themselves."""
     for _ in range(100):
         if thread_count() <= count:
             break

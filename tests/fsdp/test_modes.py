@@ -27,7 +27,7 @@ pytest_plugins = ["ddp_ranks", "zero_ranks"]
 STAGES = [2, 3]
 
 
-# What arrives.
+# The gradients that arrive.
 
 
 def first_gradients(rank: int, world_size: int, count: int, stage: int, spec: str) -> Any:
@@ -162,7 +162,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-# Whether FSDP lets a reduce-scatter overlap backward, where it does not always.
+# Modes in which FSDP does not always let a reduce-scatter overlap backward.
 DEFERRED: dict[str, set[bool]] = {
     "bf16": {False},  # cast
     "reduced accumulation": {True, False},  # added to the first
@@ -175,7 +175,7 @@ DEFERRED: dict[str, set[bool]] = {
 
 
 def both(rank: int, world_size: int, count: int, way: str) -> list[tuple[Outcome, Outcome]] | None:
-    """Results of plain FSDP2 and of zcomm's collectives, at both stages."""
+    """The results of plain FSDP2 and of zcomm's collectives, at both stages."""
     mesh = mesh_of(count)
     if mesh is None:
         return None
@@ -212,7 +212,7 @@ def test_codec_none_is_plain_fsdp2_to_the_bit(pair: World, way: str) -> None:
     "way", ["plain", "bf16", "bf16 reduced in fp32", "clipping", "accumulation", "unused"]
 )
 def test_codec_none_is_plain_fsdp2_to_rounding(quartet: World, count: int, way: str) -> None:
-    """With more than two ranks torch adds in another order, and in bf16 if it reduces bf16."""
+    """With more than two ranks, torch adds in a different order, and in bf16 if it reduces bf16."""
     bound = 2.0**-6 if way == "bf16" else 1e-5
     for stages in quartet.run(both, count, way)[:count]:
         for plain, ours in stages:

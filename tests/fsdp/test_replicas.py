@@ -25,7 +25,7 @@ pytest_plugins = ["zero_ranks"]
 
 
 def against_plain(rank: int, world_size: int) -> list[tuple[Outcome, Outcome]]:
-    """Plain HSDP, and with zcomm's reduce-scatter and all-gather; also without all-reduces."""
+    """Plain HSDP, and HSDP with zcomm's reduce-scatter and all-gather; also without all-reduces."""
     mesh, found = mesh_2d(), []
     for options, partial in ({}, False), ({"mp_policy": BF16_FP32}, False), ({}, True):
         pair = []
@@ -39,7 +39,7 @@ def against_plain(rank: int, world_size: int) -> list[tuple[Outcome, Outcome]]:
                 model.set_requires_all_reduce(True)
             with slow_engine():
                 pair.append(train(model, rank))
-        assert seen.deferred == {False}  # the all-reduce follows at once
+        assert seen.deferred == {False}  # the all-reduce follows immediately
         found.append(tuple(pair))
     return found
 
@@ -83,7 +83,7 @@ def test_replicas_stay_identical(quartet: World) -> None:
 
 
 def compress_differently(rank: int, world_size: int) -> Raised:
-    """Rank 3 differs: rank 0 shares no group with it."""
+    """Rank 3 differs, and shares no group with rank 0."""
     return raised(compress, sharded(mesh_2d()), codec="int8" if rank == 3 else "lm4")
 
 

@@ -1,4 +1,4 @@
-"""Two hops: the sum inside a host first, then one encoding between hosts."""
+"""Two hops: first the sum within a host, then one encoding between hosts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def six() -> Iterator[World]:
 
 
 def whole_numbers(rank: int, numel: int) -> Tensor:
-    """Whose sums are exact in any order."""
+    """Numbers whose sums are exact in any order."""
     return torch.randint(-99, 100, (numel,), generator=torch.Generator().manual_seed(rank)).float()
 
 
@@ -77,7 +77,7 @@ def test_many_chunks_are_exact(quartet: World) -> None:
 
 
 def of_hosts_and_of_ranks(rank: int, world_size: int, codec: str) -> None:
-    """Each host's sum, reduced with one hop between two ranks, is the same to the bit."""
+    """Reducing the hosts' sums in one hop between two ranks gives the same bits."""
     hosts = dist.new_group([0, 2])
     numel, steps = 70_000, 3
     two_hops, one_hop = zcomm.Feedback(), zcomm.Feedback()
@@ -98,7 +98,7 @@ def test_two_hops_are_one_hop_over_the_sums_of_hosts(quartet: World, codec: str)
 
 
 def lossy_local(rank: int, world_size: int) -> list[float]:
-    """How far from the mean, relative to it."""
+    """The relative error of the mean."""
     errors = []
     for local in ("none", "bf16", "int8", "lm4"):
         x = torch.randn(50_000, generator=torch.Generator().manual_seed(rank))
@@ -128,7 +128,7 @@ def test_all_dtypes_are_summed(quartet: World) -> None:
 
 
 def mixed_kinds(rank: int, world_size: int) -> None:
-    """Collectives of one and of two hops at once, in all orders of their ends."""
+    """Concurrent collectives with one and with two hops, finishing in every order."""
     hierarchy = Hierarchy(across="none", hosts=2)
     for step in range(12):
         large = torch.full((400_000,), float(rank + step))
@@ -150,7 +150,7 @@ def test_collectives_of_all_kinds_at_once(quartet: World) -> None:
 
 
 def environment(rank: int, world_size: int) -> list[tuple[str, str]]:
-    """What is said of hosts that do not fit: a type, and a text."""
+    """The type and text of the errors for host settings that do not fit."""
     found = []
     x = torch.ones(5)
 

@@ -1,4 +1,4 @@
-"""Two hops in training: the hook, ZeRO, checkpoints, failures, and hosts of their own."""
+"""Two hops in training: the hook, ZeRO, checkpoints, failures, and separate hosts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_hook_loses_nothing_and_replicas_are_equal(quartet: World, dtype: str) -
         assert_equal_replicas([outcome for outcome, _ in found])
         bound = {"fp32": 1e-6, "bf16": 2e-3, "int8": 2e-3}[dtype]
         assert max(outcome.gap for outcome, _ in found) < bound
-    # Of what is sent to the owners of one column, half of the model, and of what is owned.
+    # Residuals of what goes to the owners of one column, half of the model, and of the owned part.
     flat, halves = (sum(nbytes for _, nbytes in found) for found in (one, two))
     assert halves / flat == pytest.approx((1 / 2 + 1 / 4) / (1 + 1 / 4), rel=0.02)
 
@@ -86,7 +86,7 @@ def test_hook_state_of_other_hosts_is_refused(quartet: World) -> None:
 
 
 def sharded(rank: int, world_size: int, options: dict[str, Any]) -> tuple[float, float]:
-    """How far ZeRO with two hops is from plain DDP; and ranks from each other."""
+    """How far ZeRO with two hops is from plain DDP, and ranks are from each other."""
     expected = trained(plain(optim.AdamW, lr=1e-2), rank)
     make = zero(optim.AdamW, Hierarchy(across="none", hosts=2), lr=1e-2, **options)
     got = trained(make, rank)
@@ -117,7 +117,7 @@ def test_hierarchy_of_parameters_is_refused(quartet: World) -> None:
 
 
 def saved_and_loaded(rank: int, world_size: int, folder: str, ways: tuple[Any, Any]) -> float:
-    """The largest change of the sum of all ranks' residuals, from one way to another."""
+    """The largest change in the sum of all ranks' residuals between the two ways."""
     sums = []
     for step, table in enumerate(ways):
         codec = "int4" if table is None else Hierarchy(across="int4", hosts=table)
@@ -164,7 +164,7 @@ def train_with_damage(rank: int, world_size: int, pair: str, way: str) -> list[R
 HOPS = {
     ("local", "reduce"): ("reduce-scatter inside a host", 0),
     ("across", "reduce"): ("reduce-scatter between hosts", 3),
-    ("across", "gather"): ("all-gather inside a host", 3),  # noticed where it is decoded
+    ("across", "gather"): ("all-gather inside a host", 3),  # detected where it is decoded
     ("local", "gather"): ("all-gather inside a host", 2),  # rank 0 forwards what 2 owns
 }
 
@@ -183,7 +183,7 @@ def test_corrupted_wire_names_its_sender(quartet: World, pair: str, way: str) ->
 def train_until_killed(rank: int, world_size: int) -> Raised:
     ddp = model()
     zcomm.compress(ddp, Hierarchy(hosts=2), timeout_s=TIMEOUT_S)
-    for _ in range(3):  # DDP makes new buckets in the second
+    for _ in range(3):  # DDP rebuilds its buckets in the second
         backward(ddp)
     if rank == 2:
         os._exit(9)
@@ -198,17 +198,17 @@ def test_dead_rank_is_named_by_all_others() -> None:
         assert found[rank].seconds < TIMEOUT_S + 5
 
 
-# On hosts of their own: bytes at the interface.
+# On separate hosts: bytes at the network interface.
 
 
 def bytes_between_hosts(rank: int, world_size: int) -> dict[str, dict[str, float]]:
-    """What leaves this host, per rank: with one hop, and with two."""
+    """The bytes that leave this host per rank, with one hop and with two."""
     ways: dict[str, Any] = {"one": "lm4", "two": Hierarchy("int8", "lm4")}
     return {name: {k: sent(way(codec)) for k, codec in ways.items()} for name, way in WAYS.items()}
 
 
 def sent(step: Callable[[], object]) -> float:
-    step()  # engines are made, DDP's buckets rebuilt
+    step()  # creates engines and rebuilds DDP's buckets
     dist.barrier()
     before = hosts.sent_bytes()
     step()
