@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-# The tests of a file run in one process: they share ranks, which take seconds to start.
+# All tests in a file run in one process: they share ranks, which take seconds to start.
 PYTEST_ARGS ?= -q -rs -n $(JOBS) --maxprocesses 8 --dist loadfile
 FUZZ_CASES ?= 100000
 
@@ -44,7 +44,7 @@ FAST_TESTS := tests/base tests/codecs tests/contract tests/report \
     tests/fsdp/test_modes.py::test_codec_none_is_plain_fsdp2_to_the_bit tests/monitor \
     tests/project/test_architecture.py tests/project/test_guide.py tests/project/test_habits.py
 
-test-fast: build/in-place ## the tests of the edit loop, against the source tree: under two minutes
+test-fast: build/in-place ## tests for the edit loop, against the source tree: under two minutes
 	OMP_NUM_THREADS=1 ZCOMM_EMULATED= PYTHONPATH=$(CURDIR) $(BIN)/pytest $(PYTEST_ARGS) $(FAST_TESTS)
 
 build/in-place: setup.py $(NATIVE_FILES) | $(VENV)/tools
@@ -129,7 +129,7 @@ bench-convergence: $(VENV)/installed ## train every codec to the end (half an ho
 	    --svg benchmarks/results/convergence.svg
 	$(BIN)/python benchmarks/fsdp.py --convergence --check --json benchmarks/results/fsdp_convergence.json
 
-tables: $(VENV)/tools ## write the results tables of the pages from benchmarks/results
+tables: $(VENV)/tools ## write the results tables in the docs from benchmarks/results
 	$(BIN)/python tools/make_result_tables.py
 
 lint: $(LINTS) ## formatting, types, imports, generated tables, docs
@@ -155,16 +155,16 @@ lint-tables:
 
 lint-docs: docs
 
-# A link or a name that leads nowhere is an error.
-docs: $(VENV)/tools ## build the site of docs/ in build/site
+# A broken link or an unknown name is an error.
+docs: $(VENV)/tools ## build the site from docs/ in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-format: $(VENV)/tools ## rewrite the files as ruff and clang-format want them
+format: $(VENV)/tools ## format all files with ruff and clang-format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CLANG_FORMAT_FILES)
 
-clean: ## remove everything that make has made
+clean: ## remove everything that make built
 	rm -rf build dist $(VENV) $(FRAMEWORKS) *.egg-info zcomm/*.so .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find zcomm tests emulator benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
 
@@ -174,7 +174,7 @@ $(VENV)/tools: requirements-dev.txt
 	touch $@
 
 # setuptools compiles only when a native file is newer than the module in build/. It keeps files that were
-# deleted from the source, hence the find. auditwheel adds nothing to the wheel: it finds the oldest manylinux
+# deleted from the source, so find removes them. auditwheel adds nothing to the wheel: it finds the oldest manylinux
 # tag whose C and C++ libraries have every symbol that the module uses.
 dist/built: setup.py pyproject.toml MANIFEST.in README.md LICENSE $(PACKAGE_FILES) $(NATIVE_FILES) $(SOURCE_DIRS) | $(VENV)/tools
 	rm -rf dist
@@ -218,7 +218,7 @@ build/sanitize/%.o: csrc/%.cpp
 	$(CXX) $(SANITIZE_FLAGS) -MMD -c $< -o $@
 
 # The CUDA source on the emulator, under the same sanitizers, compared with the CPU kernels.
-# Kernels read wires through other types than they were written with: no strict aliasing.
+# No strict aliasing: kernels read wires through different types than they were written with.
 GPU_CASES ?= 3500
 GPU_SANITIZE_FLAGS := $(SANITIZE_FLAGS) -Iemulator -fno-strict-aliasing -DZC_EMULATED
 GPU_SOURCES := $(wildcard csrc/cuda/*.cu emulator/simt/*.cpp) csrc/cuda/plan.cpp csrc/cuda/launch.cpp

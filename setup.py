@@ -14,21 +14,21 @@ from setuptools.command.build_py import build_py
 
 CSRC = Path("csrc")
 HEADERS = sorted(CSRC.rglob("*.h"))
-# GCC's own AVX-512 header draws hundreds of false -Wmaybe-uninitialized.
+# GCC's own AVX-512 header triggers hundreds of false -Wmaybe-uninitialized warnings.
 WARNINGS = ["-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
-# Code for a major architecture runs on its minor ones; PTX of the last serves those to come.
+# Code for an architecture runs on its later minor versions; PTX for the last one covers newer GPUs.
 CUDA_ARCHS = ("75", "80", "90", "100", "120")
-# Of csrc/cuda, but for hosts only.
+# Headers in csrc/cuda that only host code uses.
 HOST_HEADERS = {f"{stem}.h" for stem in ("device_api", "driver", "launch")}
 HOST_HEADERS |= {f"{stem}.h" for stem in ("kernels", "plan", "symbols")}
 
 
 def core_extension() -> Pybind11Extension:
-    """zcomm._core: the CPU kernels, and what launches CUDA kernels that are compiled at run time.
+    """zcomm._core: the CPU kernels, and the launcher for CUDA kernels compiled at run time.
 
-    No -m flag: the module loads on any CPU of its architecture, and the files of an instruction set
-    name it themselves. No contraction: a fused multiply-add rounds once where the wire format
-    rounds twice. (pybind11 adds -fvisibility=hidden and -g0.)
+    No -m flag: the module loads on any CPU of its architecture, and each file for an instruction
+    set names that set itself. No contraction: a fused multiply-add rounds once where the wire
+    format rounds twice. (pybind11 adds -fvisibility=hidden and -g0.)
     """
     sources = [CSRC / "python" / "core.cpp", *sorted(CSRC.glob("cpu/*.cpp"))]
     sources += [CSRC / "cuda" / f"{stem}.cpp" for stem in ("plan", "launch", "driver")]
@@ -44,7 +44,7 @@ def core_extension() -> Pybind11Extension:
 
 
 def cuda_extension() -> Extension:
-    """zcomm._cuda: the kernels for NVIDIA GPUs, and what launches them."""
+    """zcomm._cuda: the kernels for NVIDIA GPUs, and their launcher."""
     sources = sorted(CSRC.glob("cuda/*.cu"))
     sources += [CSRC / "cuda" / f"{stem}.cpp" for stem in ("plan", "launch", "device_api")]
     sources += [CSRC / "python" / "cuda.cpp", CSRC / "cpu" / "layout.cpp"]
@@ -58,7 +58,7 @@ def cuda_extension() -> Extension:
 
 
 def find_nvcc() -> "str | None":
-    """The compiler, or None where the module is not wanted (ZCOMM_CUDA=0) or cannot be built."""
+    """The compiler, or None if the module is not wanted (ZCOMM_CUDA=0) or cannot be built."""
     wanted = os.environ.get("ZCOMM_CUDA", "")
     if wanted not in ("", "0", "1"):
         raise SystemExit(f"ZCOMM_CUDA: expected 0, 1 or nothing, got {wanted!r}")
@@ -70,7 +70,7 @@ def find_nvcc() -> "str | None":
 
 
 def cuda_archs(nvcc: str) -> "list[str]":
-    """Those of ZCOMM_CUDA_ARCHS, or of CUDA_ARCHS what this compiler knows."""
+    """ZCOMM_CUDA_ARCHS, or else those of CUDA_ARCHS that this compiler supports."""
     answer = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True)
     known = [line.removeprefix("compute_") for line in answer.stdout.split()]
     forced = os.environ.get("ZCOMM_CUDA_ARCHS", "").replace(";", " ").replace(",", " ").split()
@@ -84,14 +84,14 @@ def cuda_archs(nvcc: str) -> "list[str]":
 
 
 def device_sources() -> "list[Path]":
-    """What kernels are compiled from: the cupy kernel set does that at run time."""
+    """The kernels' sources, which the cupy kernel set compiles at run time."""
     patterns = ("codec/*.h", "cuda/*.h", "cuda/*.cu", "cuda/nvcc_options.txt")
     found = sorted(path for pattern in patterns for path in CSRC.glob(pattern))
     return [path for path in found if path.name not in HOST_HEADERS]
 
 
 class BuildPy(build_py):
-    """Puts the device sources into the package; the repository has them once, in csrc."""
+    """Copies the device sources into the package; in the repository they are in csrc."""
 
     def run(self) -> None:
         super().run()
@@ -108,7 +108,7 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """Has nvcc compile and link zcomm._cuda; its runtime library is linked statically."""
+    """Compiles and links zcomm._cuda with nvcc; links CUDA's runtime library statically."""
 
     def build_extension(self, ext: Extension) -> None:
         if ext.language != "cuda":
@@ -132,7 +132,7 @@ class BuildExt(build_ext):
         )
 
     def _object(self, nvcc: str, ext: Extension, source: Path, folder: Path) -> str:
-        """Compiles a file unless that was done since it, or what it may include, changed."""
+        """Compiles a file if it, or anything it may include, changed since the last time."""
         out = folder / f"{source.stem}{source.suffix}.o"
         options = (CSRC / "cuda" / "nvcc_options.txt").read_text().split()
         options += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
@@ -159,6 +159,6 @@ class BuildExt(build_ext):
 extensions = [core_extension()]
 if find_nvcc():
     extensions.append(cuda_extension())
-# MAX_JOBS limits the parallel compilers; without it there is one per CPU.
+# MAX_JOBS limits how many compilers run in parallel; the default is one per CPU.
 with ParallelCompile("MAX_JOBS"):
     setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt, "build_py": BuildPy})

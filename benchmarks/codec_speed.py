@@ -1,10 +1,10 @@
-"""How fast the codecs are, against memcpy and against what users have today.
+"""How fast the codecs are, compared with memcpy and with what users have today.
 
     roofline = (bytes the primitive must read and write / memcpy's bytes per second) / time
 
-Memcpy's bytes are those it reads and those it writes. Every task is timed right after a memcpy,
-and the tasks of a codec take turns, so that all see the same machine. A ratio is the median of the
-rounds' ratios. One thread and the fastest instruction set, unless the row says otherwise.
+Memcpy's bytes include both reads and writes. Each task is timed right after a memcpy, and a codec's
+tasks take turns, so all of them run under the same conditions. A ratio is the median over rounds.
+Tasks use one thread and the fastest instruction set unless the row says otherwise.
 
 Usage: python benchmarks/codec_speed.py [--numel N] [--rounds R] [--only REGEX] [--json F] [--check]
 """
@@ -34,7 +34,7 @@ from zcomm.cli.bench.collective_rows import median_ratio
 from zcomm.codecs import SPECS
 from zcomm.launch import machine
 
-# The floors that --check holds: rows (a regular expression for the whole name) and the least value.
+# The floors that --check enforces: a regular expression for the whole row name, and a minimum.
 BARS = (
     (r"(int8|int4|sign) encode\+residual", 0.75),
     (r"lm4 encode\+residual", 0.45),
@@ -53,7 +53,7 @@ WIRES = 4
 BLOCK = 128
 REFERENCE_PART = 16
 ROOFLINE, FASTER, GAIN = "of roofline", "times as fast", "of memcpy's gain"
-# For each task, the seconds of (the memcpy before it, the task) in every round.
+# For each task, the seconds of (the memcpy before it, the task) in each round.
 Times = dict[str, list[tuple[float, float]]]
 
 
@@ -72,7 +72,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a task by itself (roofline), or against the fastest of others."""
+    """One line of the table: a task by itself (roofline), or against the fastest of its rivals."""
 
     name: str
     unit: str
@@ -121,7 +121,7 @@ def seconds(run: Callable[[], object], threads: int) -> float:
 
 
 def plain_torch_int8(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 blocks with error feedback, as one writes it in eager torch."""
+    """int8 blocks with error feedback, written the obvious way in eager torch."""
     v = (x + residual).view(-1, BLOCK)
     scale = (v.abs().amax(1, keepdim=True) / 127).clamp_(min=1e-30)
     codes = (v / scale).round_().clamp_(-127, 127).to(torch.int8)
@@ -132,12 +132,12 @@ def plain_torch_int8(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
 def codec_tasks(name: str, x: Tensor, residual: Tensor, out: Tensor) -> dict[str, Task]:
     """The primitives of one codec.
 
-    The wires are four buffers: one buffer, read four times, would come from the cache.
+    The wires are four buffers: a single buffer read four times would stay in the cache.
     """
     c, n = zcomm.codec(name), x.numel()
     wires = [c.encode(x) for _ in range(WIRES)]
     nbytes, x16 = wires[0].numel(), x.bfloat16()
-    # The reference makes large temporaries. Running it on a part is in its favour (the cache).
+    # The reference makes large temporaries. Running it on a part favors it (the cache).
     x_part, residual_part = x[: n // REFERENCE_PART], residual[: n // REFERENCE_PART]
 
     def fed(kernels: str | None, threads: int = 1) -> Task:

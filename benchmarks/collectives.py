@@ -1,16 +1,16 @@
-"""How fast the compressed collectives are, against gloo's own in fp32.
+"""How fast the compressed collectives are, compared with gloo's fp32 collectives.
 
-Measured and checked as by `zcomm bench` (collective_tasks.py and collective_rows.py
-in zcomm/cli/bench), with all collectives of one size taking turns, bytes counted at the
-interface, and bars.
+Measures and checks like `zcomm bench` (collective_tasks.py and collective_rows.py in
+zcomm/cli/bench). In addition, all collectives of one size take turns, bytes are counted at the
+network interface, and --check enforces bars.
 
     share of the line rate = bytes sent at the interface / time / rate
 
 Usage: python benchmarks/collectives.py [--size-mb 25 100] [--ranks 2 4] [--codecs none int8 lm4]
        [--hosts 2 4 --rate 1gbit [--ranks-per-host 2]] [--rounds R] [--check] [--json F]
 
-With several ranks per host there are rows of two hops, named local/across: bytes at the interface
-are those that cross between hosts.
+With several ranks per host there are also rows with two hops, named local/across. Bytes at the
+interface are those that cross between hosts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GLOO = "gloo"
 
 
 class Bar(NamedTuple):
-    """A floor for one column of a row of 100 MB, by number of ranks."""
+    """A floor for one column of a 100 MB row, by number of ranks."""
 
     kind: str
     codec: str
@@ -55,7 +55,7 @@ BARS = (
 BAR_SIZE_MB = 100.0
 ONE_HOP = "lm4"
 TWO_HOPS = ("none/lm4", "int8/lm4", "int4/lm4")
-# Of the best local codec, with two ranks on each of two hosts.
+# For the best local codec, with two ranks on each of two hosts.
 LEAST_SPEEDUP, MOST_BYTES = 1.4, 0.55
 
 
@@ -73,8 +73,8 @@ class Row:
     error: float
     wrong: int  # rounds in which a result was too far off, or the ranks disagreed
     per_host: int | None
-    against_one_hop: float  # how much faster than one hop of lm4
-    sent_of_one_hop: float  # bytes, as a part of those
+    against_one_hop: float  # speedup over one hop with lm4
+    sent_of_one_hop: float  # bytes, as a fraction of one hop's
 
 
 def measured(launcher: Launcher, size_mb: float, args: argparse.Namespace) -> Iterator[Row]:
@@ -122,7 +122,7 @@ def checked(row: Row) -> Iterator[Checked]:
 
 
 def checked_hops(rows: list[Row]) -> Iterator[Checked]:
-    """Two hops against one: the fastest local codec, and the most bytes of any."""
+    """Compares two hops with one: the fastest local codec, and the most bytes of any."""
     two = [
         row
         for row in rows

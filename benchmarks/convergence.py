@@ -1,8 +1,8 @@
 """What compression costs in held-out loss, for every codec and kind of feedback.
 
-A small GPT learns the text of Python's standard library (gpt.py), on two ranks. A difference is
-taken between runs of one seed: the same initial weights, batches and held-out text. The baseline,
-`fp32`, is plain DDP. Every run ends with a check that the replicas are still identical.
+A small GPT learns the text of Python's standard library (gpt.py), on two ranks. Differences are
+between runs with the same seed: same initial weights, batches and held-out text. The baseline,
+`fp32`, is plain DDP. Every run ends by checking that the replicas are still identical.
 
 `lm4+lm4` is zcomm.ZeroOptimizer: gradients with the first codec, parameters with the second. A few
 rows store their residuals as bf16 or int8.
@@ -36,7 +36,7 @@ from zcomm.cli.demo import gpt
 from zcomm.launch import hosts
 from zcomm.sharding.settings import Settings
 
-# At most this much above fp32, in %, mean of the seeds, with the codec's default feedback.
+# The most a codec may end above fp32, in %, averaged over seeds, with its default feedback.
 BARS = {"int8": 0.7, "int4": 0.7, "lm4": 0.7, "lm3": 1.5, "lm2": 4.0, "lm4+lm4": 0.7}
 CODECS = ("bf16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk:0.01")
 CURVES = ("fp32", "lm4", "lm2", "sign", "topk:0.01")
@@ -53,17 +53,17 @@ BATCH = 4  # windows per rank and step
 # The best for fp32 (seed 0): 1, 1.5, 2 and 3e-3 end at 2.170, 2.140, 2.117 and 2.144. It matters:
 # at 1.5e-3 int4 without feedback ended 0.6% below fp32, at 2e-3 it ends level.
 PEAK_LR = 2e-3
-# Runs diverge by chance too. With 25 steps, a beta of 0.95 and 1.5e-3, int8 ended up to 0.2% from
+# Runs also diverge by chance. With 25 steps, a beta of 0.95 and 1.5e-3, int8 ended up to 0.2% from
 # fp32; with these, int8 and bf16 end within 0.1%. Codecs that change more still scatter by a few
 # tenths of a percent in one run (fp8, one seed: +0.1 to +0.45%), so seeds are averaged.
 WARMUP_STEPS = 50
 BETAS = (0.9, 0.99)
-# The choice of windows adds little: on 1024 of them, the standard error of the difference to fp32
+# The choice of windows adds little: with 1024, the standard error of the difference from fp32
 # was 0.03% for int8 and 0.07% for lm2. (That of the loss itself, 0.7%, is the same for all runs.)
 HELD_OUT_WINDOWS = 2048
 START_STEP = 50
 
-Feedback = bool | float | None  # None: there is none, for fp32
+Feedback = bool | float | None  # None for fp32, which has no feedback
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ class Run:
     seed: int
     steps: int = STEPS
     start_step: int = 0
-    param_codec: str | None = None  # not None: ZeroOptimizer
+    param_codec: str | None = None  # if set, uses ZeroOptimizer
     residual_dtype: str = FP32
 
     @property
     def name(self) -> str:
-        """Its codecs, and its residuals where they are not fp32."""
+        """Its codecs, and its residuals if they are not fp32."""
         codecs = self.codec if self.param_codec is None else f"{self.codec}+{self.param_codec}"
         return codecs if self.residual_dtype == FP32 else f"{codecs}, {self.residual_dtype} res."
 
 
-# What --only can name besides codecs. int8 residuals do not decay.
+# Groups that --only accepts in addition to codecs. int8 residuals do not decay.
 GROUPS = {
     "zero": [Run("lm4", False, 0, param_codec="lm4")],
     "residuals": [
@@ -105,7 +105,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of all seeds with one setting, against those of fp32 with as many steps."""
+    """All seeds' runs with one setting, compared with fp32 runs of as many steps."""
 
     name: str
     codec: str
@@ -132,9 +132,9 @@ def default_feedback(codec: str) -> Feedback:
 
 
 def planned(only: Sequence[str], seeds: Iterable[int], steps: int) -> list[Run]:
-    """All runs of codecs and GROUPS, one seed after another: an interrupted sweep has whole seeds.
+    """All runs of codecs and GROUPS, seed by seed, so an interrupted sweep has complete seeds.
 
-    Those of twice the length are of the first seed only: they take a third of its time.
+    Only the first seed has runs of twice the length, which take a third of its time.
     """
     first = Run(FP32, None, SEEDS[0], steps)
     settings, longer = [first], []
@@ -146,7 +146,7 @@ def planned(only: Sequence[str], seeds: Iterable[int], steps: int) -> list[Run]:
         needed = name in NEED_FEEDBACK
         kinds = dict.fromkeys((default.feedback, False, True, DECAY))
         settings += [replace(default, feedback=kind) for kind in kinds if kind or not needed]
-        if needed:  # what helps those that lose most
+        if needed:  # helps the codecs that lose the most
             settings.append(replace(default, start_step=START_STEP))
             longer += [replace(run, steps=2 * steps) for run in (first, default)]
     runs = [replace(run, seed=seed) for seed in seeds for run in settings]
@@ -154,7 +154,7 @@ def planned(only: Sequence[str], seeds: Iterable[int], steps: int) -> list[Run]:
 
 
 def sweep(rank: int, world_size: int, runs: Sequence[Run], log: Path) -> None:
-    """Trains one run after another. Rank 0 adds each result to the log."""
+    """Trains run by run. Rank 0 appends each result to the log."""
     text = gpt.standard_library()
     for number, run in enumerate(runs, 1):
         result = train(run, text, rank, world_size)
@@ -198,7 +198,7 @@ def train(
 def optimizer_of(
     run: Run, ddp: DistributedDataParallel
 ) -> tuple[torch.optim.Optimizer, zcomm.Handle | None]:
-    """AdamW as the run has it, and zcomm's handle."""
+    """The run's AdamW and zcomm's handle."""
     adamw = {"lr": PEAK_LR, "betas": BETAS, "weight_decay": 0.1, "fused": True}
     options = {
         "codec": run.codec,
@@ -233,7 +233,7 @@ def lr_factor(step: int, steps: int) -> float:
 def held_out_loss(
     model: gpt.GPT, tokens: Tensor, windows: int, rank: int, world_size: int
 ) -> float:
-    """Over windows spread evenly over the text, always the same; each rank takes its share."""
+    """The loss over a fixed set of evenly spaced windows; each rank takes its share."""
     starts = torch.linspace(0, tokens.numel() - model.context - 1, windows).long()
     share = starts[rank::world_size].split(32)
     losses = [model(*gpt.windows_at(tokens, part, model.context)) for part in share]
@@ -266,7 +266,7 @@ def table(results: Sequence[Result]) -> list[Row]:
 
 
 def new_row(run: Run) -> Row:
-    """Without results yet."""
+    """A row without results."""
     return Row(
         name=run.name,
         codec=run.codec,
@@ -318,7 +318,7 @@ def figure(rows: Sequence[Row], results: Sequence[Result], steps: int) -> str:
 
 
 def settings() -> dict[str, object]:
-    """What results must share to be compared; the first line of a log."""
+    """What comparable results must have in common; the first line of a log."""
     return {
         "model": MODEL,
         "batch": BATCH,

@@ -1,4 +1,4 @@
-"""The figure of convergence.py, as an SVG that needs nothing else to be shown."""
+"""The figure of convergence.py, as a self-contained SVG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 900, 400
 TOP, BOTTOM = 50, 350
 LEFT_PANEL = (100, 420)
 RIGHT_PANEL = (510, 790)
-# Okabe and Ito's colors: they differ for color-blind readers too.
+# The Okabe-Ito colors, which color-blind readers can tell apart.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000")
 TICKS = (-1, 0, 0.5, 1, 2, 4, 8, 16, 32)
 SMOOTHED_STEPS = 20
@@ -23,7 +23,7 @@ SMOOTHED_STEPS = 20
 
 @dataclass(frozen=True)
 class Dots:
-    """One codec with one kind of feedback: its difference to fp32 in %, for each seed."""
+    """One codec with one kind of feedback: its difference from fp32 in %, for each seed."""
 
     codec: str
     feedback: str
@@ -31,7 +31,7 @@ class Dots:
 
 
 def draw(rows: Sequence[Dots], curves: dict[str, list[float]]) -> str:
-    """Left, how far each codec and feedback is from fp32; right, the loss over the steps."""
+    """Left: each codec and feedback's difference from fp32. Right: the loss by step."""
     paper = svg.rectangle(0, 0, WIDTH, HEIGHT, svg.PAPER)
     inked = svg.group("ink", svg.INK, [*draw_differences(rows), *draw_curves(curves)])
     about = "Left, how far each codec and feedback is from fp32; right, the loss over the steps."
@@ -58,7 +58,7 @@ def draw_differences(rows: Sequence[Dots]) -> Iterable[str]:
         which = feedbacks.index(row.feedback)
         y = TOP + (codecs.index(row.codec) + (which + 1) / (len(feedbacks) + 1)) * pitch
         mean = statistics.fmean(row.differences)
-        if math.isfinite(mean):  # else it diverged: no dot
+        if math.isfinite(mean):  # if it diverged, there is no dot
             ends = x(min(row.differences)), x(max(row.differences))
             yield line(ends[0], y, ends[1], y, COLORS[which], 1.5)
             yield dot(x(mean), y, COLORS[which])
@@ -85,7 +85,7 @@ def draw_curves(curves: dict[str, list[float]]) -> Iterable[str]:
     yield text(RIGHT_PANEL[0], BOTTOM + 36, f"mean of the seeds and of {SMOOTHED_STEPS} steps")
     label_ys = apart([y(end) for end in ends], 15)
     for (name, curve), label_y, color in zip(smooth.items(), label_ys, itertools.cycle(COLORS)):
-        first = SMOOTHED_STEPS / 2  # the middle of the steps that a point is the mean of
+        first = SMOOTHED_STEPS / 2  # the middle of the steps averaged in a point
         points = [(x(i + first), y(loss)) for i, loss in enumerate(curve) if loss <= high]
         yield polyline(points, color)
         yield text(RIGHT_PANEL[1] + 6, label_y + 4, name, color=color)
@@ -97,7 +97,7 @@ def smoothed(curve: Sequence[float]) -> list[float]:
 
 
 def apart(positions: Sequence[float], gap: float) -> list[float]:
-    """The positions, moved up as far as needed for labels that do not overlap."""
+    """The positions, moved up just far enough that labels do not overlap."""
     placed = list(positions)
     order = sorted(range(len(placed)), key=lambda i: -placed[i])
     for lower, upper in zip(order, order[1:]):

@@ -1,9 +1,9 @@
-"""How well the cost model of `zcomm plan` predicts collectives that it was not fitted to.
+"""How well the cost model of `zcomm plan` predicts collectives it was not fitted to.
 
-Fits a profile with two hosts, as `zcomm bench --fit` does, then compares its predictions with what
-two and four hosts measure, at sizes that are not in the fit. Collectives with none, int8 and lm4
-are in it at other sizes; of the other codecs it knows only what encode and decode cost. All hosts
-share the processor of this machine, and the model is told so.
+Fits a profile with two hosts, as `zcomm bench --fit` does, then compares its predictions with
+measurements on two and four hosts, at sizes outside the fit. The fit includes collectives with
+none, int8 and lm4 at other sizes; for other codecs it knows only the cost of encode and decode.
+All hosts share this machine's processor, and the model accounts for that.
 
     off = predicted / measured − 1
 
@@ -55,7 +55,7 @@ def rows_for(profile: Profile, hosts: int, args: argparse.Namespace) -> Iterator
             keys = [Key(kind, codec) for kind in KINDS for codec in (OWN, *args.codecs)]
             for row in rows_of(size, launcher.run(measure, size, keys, args.rounds, "gloo")):
                 if row.codec == OWN and row.kind != "all_reduce":
-                    continue  # the model has the backend's all_reduce only, which DDP uses
+                    continue  # the model only has the backend's all_reduce, which DDP uses
                 predicted_s = fit.predicted_s(profile, row)
                 name = row.codec or "gloo"
                 yield Row(

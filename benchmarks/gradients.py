@@ -1,4 +1,4 @@
-"""The data of the quality figures: the same on every run, for the benchmark and the tests."""
+"""Data for the quality figures, identical on every run, shared by the benchmark and the tests."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def gaussian(generator: torch.Generator, n: int = NUMEL) -> torch.Tensor:
 
 
 def student_t3(generator: torch.Generator, n: int = NUMEL) -> torch.Tensor:
-    """A normal number over the root mean square of three others."""
+    """A normal sample divided by the root mean square of three others."""
     return (_normal(generator, n) / _normal(generator, 3, n).square().mean(0).sqrt()).float()
 
 
 def laplace_outliers(generator: torch.Generator, n: int = NUMEL) -> torch.Tensor:
     """Laplace, with 0.2% of the elements 20 times as large.
 
-    The design names the distribution but not these two numbers. They are chosen so that `int4` has
-    the design's error (.047): here `int4` is the calibration, and the other codecs are evidence.
+    The design names the distribution but not these two numbers. They were chosen to give `int4` the
+    design's error (.047), so `int4` is the calibration and the other codecs are the evidence.
     """
     u = torch.rand(n, generator=generator, dtype=torch.float64) - 0.5
     x = -u.sign() * torch.log1p(-2 * u.abs())
@@ -44,5 +44,5 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 
 
 def draw(name: str) -> torch.Tensor:
-    """2^20 numbers of the named distribution."""
+    """2^20 samples from the named distribution."""
     return DISTRIBUTIONS[name](torch.Generator().manual_seed(SEED))

@@ -1,7 +1,7 @@
-"""What is known of GPU kernels without a GPU: `python tools/gpu_report.py [--triton]`.
+"""What we can tell about GPU kernels without a GPU: `python tools/gpu_report.py [--triton]`.
 
-Registers and instructions of the shipped machine code, bytes that the emulator counts, and the time
-that they would take. Ends with status 1 if a gate fails.
+Reports registers and instructions of the shipped machine code, bytes counted by the emulator, and
+the predicted time. Exits with status 1 if a gate fails.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def triton_registers(found: Sequence[triton_gates.Use]) -> Iterator[str]:
 
 
 def triton_uses() -> list[triton_gates.Use]:
-    """Of every variant, for every kind of GPU; compiled here where that has not been done."""
+    """The resources of every variant on every kind of GPU; compiles variants if needed."""
     targets = [Target("cuda", arch) for arch in triton_gates.NVIDIA]
     targets += [Target("hip", arch) for arch in triton_gates.AMD]
     names = emulated_triton.all_names()
@@ -86,7 +86,7 @@ def triton_uses() -> list[triton_gates.Use]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns of text to the left, of figures to the right."""
+    """Aligns text columns left and number columns right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     left = [column[-1][:1].isalpha() for column in zip(*rows)]
     yield ""

@@ -1,7 +1,7 @@
-"""Writes the results tables of the pages from benchmarks/results/*.json.
+"""Writes the results tables in the docs from benchmarks/results/*.json.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; result_tables.py lists them all.
-Under each one stands where its figures come from: machine, file and commit.
+Each table goes between `<!-- table: NAME -->` and `<!-- end -->`; result_tables.py lists them all.
+A line below each table names the sources of its figures: machine, file and commit.
 
 Usage: python tools/make_result_tables.py [--check]
 """
@@ -47,7 +47,7 @@ def commits(of: dict[str, Any]) -> str:
 
 
 def sources(table: Table) -> str:
-    """The machines, and for each one the files with their commits."""
+    """The machines, and for each machine its files and their commits."""
     files: dict[str, list[str]] = {}
     for name in table.files:
         of = results(name)
@@ -64,7 +64,7 @@ def text_of(table: Table) -> str:
 
 
 def rewritten(page: str) -> str:
-    """The page with its tables made anew. Raises KeyError if it names a table that is unknown."""
+    """The page with its tables regenerated. Raises KeyError if it names an unknown table."""
 
     def marked(found: re.Match[str]) -> str:
         name = found[1]

@@ -1,11 +1,10 @@
-"""Computes the constant tables of the formats and writes them for C++ and Python.
+"""Computes the constant tables of the wire format and writes them for C++ and Python.
 
-The Lloyd-Max quantiser is the fixed point of "a level is the mean of its cell, a
-cell ends half way between two levels" for the unit Gaussian, found by iteration
-in double precision. The ends of its cells are then rounded to 1/48, so that a
-signed byte can be compared with them, and the means of the cells that result to
-bfloat16 (8 significant bits), so that level x scale is an exact product. The
-signs are the bits of splitmix64.
+The Lloyd-Max quantizer is the fixed point of "a level is the mean of its cell; a cell ends halfway
+between two levels" for the unit Gaussian, found by iteration in double precision. The ends of its
+cells are then rounded to multiples of 1/48, so a signed byte can be compared with them. The means
+of the resulting cells are rounded to bfloat16 (8 significant bits), which makes level x scale an
+exact product. The signs are bits of splitmix64.
 
 Usage: python tools/make_tables.py [--check]
 """
@@ -40,7 +39,7 @@ def _cell_means(ends: list[float]) -> list[float]:
 
 
 def lloyd_max_ends(levels: int) -> list[float]:
-    """Where the cells of the positive half of the optimal `levels`-point quantiser end."""
+    """The cell ends in the positive half of the optimal `levels`-point quantizer."""
     half = levels // 2
     q = [3.0 * (i + 0.5) / half for i in range(half)]
     for _ in range(20000):

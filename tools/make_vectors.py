@@ -1,4 +1,4 @@
-"""Writes zcomm/conformance/vectors/vectors.json: small inputs and what the reference makes of them.
+"""Writes zcomm/conformance/vectors/vectors.json: small inputs and the reference's results.
 
 python tools/make_vectors.py            overwrites the file
 python tools/make_vectors.py --check    compares it
@@ -20,7 +20,7 @@ SPECS = (*codecs.SPECS, "topk:0.3", "int4:block=32", "lm3:block=64")
 
 
 def numbers(n: int, state: int) -> str:
-    """n patterns between 2^-8 and 2^4 from a linear congruential generator, and special ones."""
+    """n patterns between 2^-8 and 2^4 from a linear congruential generator, plus special ones."""
     patterns = []
     for _ in range(n):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -32,7 +32,7 @@ def numbers(n: int, state: int) -> str:
 
 
 def text() -> str:
-    # The residuals are a hundredth of the inputs' size, nearly: six exponents lower.
+    # Residuals are about a hundredth of the inputs: six exponents lower.
     inputs = {str(n): {"input": numbers(n, n), "residual": numbers(n, n + 1)} for n in SIZES}
     for given in inputs.values():
         given["residual"] = words(values(given["residual"]) * 2.0**-6)

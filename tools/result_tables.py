@@ -1,4 +1,4 @@
-"""The results tables: the files in benchmarks/results that each one reads, columns and formats."""
+"""The results tables: which files in benchmarks/results each one reads, its columns and formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def code(value: str) -> str:
 
 
 def number(digits: int) -> Format:
-    """None is a dash, and a plain 0 stays one."""
+    """Prints None as a dash and a plain 0 as 0."""
 
     def formatted(value: float | None) -> str:
         return "–" if value is None else f"{value:.{digits}f}" if value else "0"
@@ -54,7 +54,7 @@ def link(value: str) -> str:
 
 
 def codecs(value: str) -> str:
-    """gloo's own, a codec, or local/across."""
+    """gloo's collective, a codec, or local/across."""
     if value == "gloo":
         return "gloo's own"
     local, _, across = value.partition("/")
@@ -91,7 +91,7 @@ def fsdp_way(value: str) -> str:
 def plain(
     files: Sequence[str], columns: Sequence[Column], where: Callable[[Row], bool] = lambda row: True
 ) -> Table:
-    """A line for each row of the files."""
+    """One line per row of the files."""
 
     def lines(*found: Results) -> Lines:
         for row in (row for one in found for row in one["rows"] if where(row)):
@@ -111,7 +111,7 @@ def bars(*files: str) -> Table:
 
 
 def codec_speed(file: str, tasks: dict[str, str]) -> Table:
-    """A line for each codec, a column for each task."""
+    """One line per codec, one column per task."""
 
     def lines(found: Results) -> Lines:
         values = {row["name"]: row["value"] for row in found["rows"]}
@@ -184,10 +184,10 @@ def quality(found: Results) -> Lines:
 
 
 def codec_costs(quality: Results, converged: Results, speed: Results) -> Lines:
-    """What docs/codecs.md says of each codec."""
+    """What docs/codecs.md says about each codec."""
     loss = {
         row["codec"]: statistics.fmean(row["differences"])
-        for row in reversed(converged["rows"])  # the plain rows come first, and win
+        for row in reversed(converged["rows"])  # plain rows come first and win
         if row["is_default"] and row["steps"] == 250 and row["name"] == row["codec"]
     }
     fraction = {row["name"]: row["value"] for row in speed["rows"]}
@@ -204,7 +204,7 @@ def codec_costs(quality: Results, converged: Results, speed: Results) -> Lines:
 
 
 def headline(steps: Results, zero: Results, fsdp: Results, collectives: Results) -> Lines:
-    """Pairs of rows, plain and with zcomm, of several benchmarks."""
+    """Pairs of rows, plain and with zcomm, from several benchmarks."""
 
     def pair(what: str, before: Row, after: Row) -> list[str]:
         ms = [f"{row['ms']:.0f} ms" for row in (before, after)]

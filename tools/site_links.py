@@ -1,7 +1,7 @@
-"""A hook of mkdocs: what GitHub understands in docs/*.md and mkdocs does not.
+"""An mkdocs hook that handles what GitHub understands in docs/*.md and mkdocs does not.
 
-Links out of docs/ lead to the repository: to `repo_url` if it is set, else to the files of this
-clone. Marks on code blocks (`python ranks=2`, `diff lightning`) are for tests and are dropped.
+Links out of docs/ go to the repository: to `repo_url` if it is set, or else to this clone's files.
+Marks on code blocks (`python ranks=2`, `diff lightning`) are for tests and are dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments that are refused: what was expected, what came, and nothing is written."""
+"""Refused arguments: messages say what was expected and what was passed; nothing is written."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_decode_refuses_wrong_out(kernels: str) -> None:
 C = codec("int8")
 WIRE = C.encode(X, kernels="reference")
 LAYOUT = Layout([Segment(C, 6)])
-# Each call, with what its message says was expected, and what it got.
+# Each call, with the parts of its message: what was expected, and what it got.
 NOT_TENSORS: dict[str, tuple[Callable[[Any], object], str]] = {
     "list": (lambda c: c.encode([1.0, 2.0]), "gradient: expected a tensor, got list"),
     "None": (lambda c: c.encode(None), "gradient: expected a tensor, got None"),
@@ -184,7 +184,7 @@ def test_threads_must_be_a_positive_int(kernels: str, threads: Any) -> None:
 
 def sparse(kind: str) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CSR is in beta, torch says
+        warnings.simplefilter("ignore")  # torch warns that CSR is in beta
         return torch.eye(3).to_sparse() if kind == "coo" else torch.eye(3).to_sparse_csr()
 
 

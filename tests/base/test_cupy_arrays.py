@@ -1,5 +1,5 @@
-"""CuPy arrays as arguments. No CuPy array can be made without a GPU: stand-ins have their interface
-and lie in the CPU's memory; streams are written down. What is asked of CuPy is in CuPy."""
+"""CuPy arrays as arguments. CuPy cannot create arrays without a GPU, so stand-ins in CPU memory
+have their interface, and streams are only recorded. One test checks that CuPy has those names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Device:
 
 
 class FakeCupy:
-    """The module, as far as zcomm uses it."""
+    """The part of the module that zcomm uses."""
 
     def __init__(self) -> None:
         log: list[Any] = []
@@ -133,7 +133,7 @@ def test_layouts_take_them_too(cupy: FakeCupy) -> None:
     [(0, ("default", 1)), (1, ("default", 1)), (0x7F00, (0x7F00, 1))],
 )
 def test_work_goes_to_cupys_current_stream(handle: int, stream: object, cupy: FakeCupy) -> None:
-    """That of the array's device, and nothing is left of it afterwards."""
+    """The current stream of the array's device; it does not stay current afterward."""
     cupy.stream = handle
     codec(SPEC).encode(cupy.ndarray(gradient()))  # type: ignore[arg-type]
     asked = [("device", 1), ("device ends", 1)]

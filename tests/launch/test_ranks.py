@@ -1,4 +1,4 @@
-"""The runner of the other tests: results, errors, hangs and deaths of ranks."""
+"""The runner that other tests use: results, errors, hangs and deaths of ranks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_failing_ranks_show_their_tracebacks_and_all_are_ended(world: World) -> 
 
 
 def test_a_hang_is_ended_in_time_and_shows_where(world: World) -> None:
-    world.run(process_id)  # ranks are started: the time below is for the call alone
+    world.run(process_id)  # starts the ranks: the time below is for the call alone
     start = time.monotonic()
     with pytest.raises(AssertionError) as caught:
         world.run(sleep, timeout_s=0.5)

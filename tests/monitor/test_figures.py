@@ -1,4 +1,4 @@
-"""The figures of monitors are true."""
+"""Monitors report correct figures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from zcomm.monitor import Callback, Sample
 
 pytest_plugins = ["ddp_ranks"]
 
-# What sums of fp32 in another order may differ by.
+# How much fp32 sums may differ when added in a different order.
 ROUNDING = 1e-5
 
 
 def local_gradients(ddp: DistributedDataParallel) -> dict[str, Tensor]:
-    """This rank's own gradients of the backward() that was last, in the order of memory."""
+    """This rank's own gradients from the last backward(), in memory order."""
     found: dict[str, Tensor] = {}
     for name, p in ddp.module.named_parameters():
         p.register_hook(lambda g, n=name, p=p: found.update({n: in_memory_order(g, p).clone()}))
@@ -35,11 +35,11 @@ def close_to(value: float | None, expected: float) -> bool:
     return value is not None and math.isclose(value, expected, rel_tol=ROUNDING)
 
 
-# Of layers.
+# Figures of layers.
 
 
 def figures_against_state(rank: int, world_size: int, codec: str, feedback: Any) -> dict[str, Any]:
-    """Each weight's figures, and the same from gradients and saved residuals."""
+    """Each weight's figures, and the same figures from gradients and saved residuals."""
     run = Run(codec=codec, feedback=feedback)
     gradients = local_gradients(run.ddp)
     samples: list[Sample] = []
@@ -77,7 +77,7 @@ def test_figures_are_those_of_gradients_and_residuals(
 
 def figures_without_feedback(rank: int, world_size: int) -> dict[str, list[bool]]:
     found: dict[str, list[bool]] = {}
-    for spec in ("bf16", "int8", "int4"):  # whose blocks do not depend on pieces
+    for spec in ("bf16", "int8", "int4"):  # their blocks do not depend on pieces
         run, codec = Run(codec=spec, feedback=False), zcomm.codec(spec)
         gradients = local_gradients(run.ddp)
         samples: list[Sample] = []
@@ -194,11 +194,11 @@ def test_gradients_that_are_not_finite_are_reported_as_such(pair: World) -> None
         assert 0 < intact.compression_error < 0.02
 
 
-# Of steps.
+# Figures of steps.
 
 
 def totals(rank: int, world_size: int, zero: bool) -> Any:
-    """Which steps are sampled; each sample's totals, and those of the handle; the bytes' ratio."""
+    """The sampled steps, each sample's totals, the handle's totals, and the ratio of bytes."""
     run = Run(zero=zero, **({"param_codec": "lm4"} if zero else {}))
     run.steps(rank, 1)
     seen: list[tuple[Sample, Any]] = []

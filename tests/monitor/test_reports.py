@@ -1,4 +1,4 @@
-"""What monitors tell, and whom: lines, tensorboard, torch.profiler."""
+"""Where monitors report: log lines, TensorBoard, torch.profiler."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_log_is_a_line_now_and_then(pair: World) -> None:
 
 
 def log_by_default(rank: int, world_size: int, text: str) -> tuple[list[str], list[str]]:
-    """What goes to stdout, and to a handler that is there."""
+    """What goes to stdout, and what goes to an existing handler."""
     path, run = Path(text, f"out{rank}"), Run()
     records: list[str] = []
     handler = logging.Handler()
@@ -56,7 +56,7 @@ def log_by_default(rank: int, world_size: int, text: str) -> tuple[list[str], li
     with path.open("w") as sys.stdout:
         run.step(rank, 0)
         logger.addHandler(handler)
-        run.step(rank, 1)  # below the level
+        run.step(rank, 1)  # below the log level
         logger.setLevel(logging.INFO)
         run.step(rank, 2)
     sys.stdout = sys.__stdout__
@@ -73,7 +73,7 @@ def test_log_goes_to_logging_or_where_there_is_none_to_stdout(pair: World, tmp_p
 
 
 class Writer:
-    """What TensorBoard writes."""
+    """Records what TensorBoard would write."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, float, int]] = []
@@ -142,7 +142,7 @@ ENGINE = {
 
 
 def profiled(rank: int, world_size: int, zero: bool, folder: str) -> list[dict[str, list[int]]]:
-    """The ranges and their threads: as torch.profiler is by default, and of all threads."""
+    """The ranges and their threads: with torch.profiler's defaults, and with all threads."""
     run, found = Run(zero=zero), []
     run.steps(rank, 2)
     for threads in (False, True):

@@ -1,4 +1,4 @@
-"""Monitors change no bit of training, break nothing, and keep nothing alive."""
+"""Monitors do not change any bit of training, break anything, or keep anything alive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def feedbacks(codec: str) -> tuple[bool | float, ...]:
 
 
 def watched_bits(rank: int, world_size: int, codec: str, zero: bool) -> list[bool]:
-    """Of runs with and without monitors on rank 0."""
+    """Compares runs with and without monitors on rank 0."""
     same = []
     for feedback in feedbacks(codec):
         found = []
@@ -93,7 +93,7 @@ def test_error_of_a_callback_is_raised_by_backward_and_training_goes_on(
 
 
 def measure_badly(rank: int, world_size: int) -> list[str]:
-    """An error before a bucket is handed over, where DDP would be left broken."""
+    """An error before a bucket is submitted, which would leave DDP broken."""
     run, samples = Run(), []
     with Callback(run.handle, samples.append, every=1, layers_every=1) as monitor:
         monitor._new_figures = lambda: 1 / 0
@@ -159,11 +159,11 @@ def test_monitor_stays_until_it_is_detached(pair: World) -> None:
 
 
 def dropped(rank: int, world_size: int, zero: bool) -> list[bool]:
-    """Whether the model and what holds its engine are gone, while a monitor is held or not."""
+    """Whether the model and the engine's owner are freed, with and without a live monitor."""
     gone = []
     for held in (False, True):
         run = Run(zero=zero)
-        kept = run.ddp  # a callback that knows its model
+        kept = run.ddp  # a callback that references its model
         monitor: Any = Callback(run.owner, lambda sample, ddp=kept: ddp, every=1, layers_every=1)
         run.steps(rank, 2)
         parts = run.ddp, run.handle._compressor
@@ -173,7 +173,7 @@ def dropped(rank: int, world_size: int, zero: bool) -> list[bool]:
         else:
             del monitor
         del run, kept, parts
-        # The engine's thread may still be on its way out of the last job.
+        # The engine's thread may still be finishing the last job.
         deadline = time.monotonic() + 5
         while any(one() is not None for one in alive) and time.monotonic() < deadline:
             gc.collect()
@@ -217,7 +217,7 @@ def attached_in_backward(rank: int, world_size: int) -> list[int]:
     monitors: list[Callback] = []
 
     def attach(_: Tensor) -> None:
-        if not monitors:  # all buckets but one are on their way
+        if not monitors:  # all buckets but one are in flight
             monitors.append(Callback(run.handle, samples.append, every=1, layers_every=1))
 
     run.ddp.module.first.weight.register_hook(attach)

@@ -92,7 +92,7 @@ def test_one_rank_sends_nothing(profile: Profile) -> None:
 
 
 def rows_as_predicted(profile: Profile) -> list[Row]:
-    """What a machine that is just like the model would measure."""
+    """What a machine that matches the model exactly would measure."""
     rows = []
     for size, kind, spec in product(fit.SIZES, KINDS, (OWN, *fit.CODECS)):
         key = Key(kind, spec)
@@ -125,7 +125,7 @@ def local_launcher(world: World) -> Launcher:
 def test_a_fit_on_real_ranks_predicts_what_it_has_not_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Coarsely: the machine does other things during a test. benchmarks/cost_model.py has a bar."""
+    """Coarsely: the machine is busy during a test. benchmarks/cost_model.py has a bar."""
     monkeypatch.setattr(fit, "SIZES", (64 << 10, 2 << 20, 8 << 20))
     path = tmp_path / "profile.json"
     with World(2) as world:

@@ -1,4 +1,4 @@
-"""zcomm.plan against what is really alive: torch's allocations, counted below torch."""
+"""zcomm.plan against the memory really in use: torch's allocations, counted below torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zcomm.launch.ranks import World
 
 WITHIN = 0.02
 GB = 10**9
-# Many of them: it takes the first steps until all of the engine's slots have met the largest.
+# Many chunks: within the first steps, each of the engine's slots has held one of the largest.
 SMALL_CHUNKS = {"chunk_mb": 0.5}
 CASES = {
     "plain DDP": Case(0, None, "AdamW"),
@@ -43,7 +43,7 @@ CASES = {
         1, "lm4", "AdamW", ddp={"gradient_as_bucket_view": True}, options=SMALL_CHUNKS
     ),
 }
-# Three ranks own runs of different lengths; what does not depend on that is measured on two.
+# Three ranks own runs of different lengths; cases that do not depend on that run on two.
 ON_THREE = ("lm4", "topk", "residuals in int8", "ZeRO, exact", "ZeRO, lm4", "ZeRO, bf16")
 
 
@@ -100,7 +100,7 @@ def test_a_number_of_parameters_stands_for_large_layers(
 
 
 def test_billions_of_parameters_on_thousands_of_ranks_are_planned_at_once() -> None:
-    zcomm.plan(1000, 2)  # torch.optim imports a lot when it is first used
+    zcomm.plan(1000, 2)  # torch.optim imports a lot on first use
     for world_size in (64, 4096):
         started = time.process_time()
         planned = zcomm.plan(7e9, world_size)

@@ -1,4 +1,4 @@
-"""Plots are right and readable, and a report needs nothing but itself."""
+"""Plots are correct and readable, and a report is self-contained."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def texts(picture: str) -> list[str]:
 
 
 def points(picture: str) -> list[list[tuple[float, float]]]:
-    """Of each line, without the samples of the legend."""
+    """The points of each line, without the legend's samples."""
     paths = [node.attrib["d"] for node in parsed(picture).iter(f"{SVG}path")]
     drawn = [re.findall(r"([\d.]+) ([\d.]+)", path) for path in paths]
     found = [[(float(x), float(y)) for x, y in one] for one in drawn]
@@ -201,7 +201,7 @@ document.body.dataset.measured = JSON.stringify({
 
 
 def measured(html: str, folder: Path, *options: str) -> dict[str, object]:
-    """How chromium shows a report."""
+    """Measures a report as Chromium renders it."""
     page = folder / "report.html"
     page.write_text(html.replace("</main>", f"</main>{MEASURE}"))
     document, console = chromium(page, *options)
