@@ -1,7 +1,7 @@
-"""Builds the CUDA kernels for the emulator: the compiled PTX translated to C++, or their source.
+"""Builds the CUDA kernels for the emulator: from compiled PTX translated to C++, or from source.
 
 The result is a Python module with the interface of `zcomm._cuda`, whose device memory is the CPU's.
-Objects are kept under build/emulated or in a cache of their own, by a hash of what they come from.
+Objects are cached in build/emulated or in a build's own folder, under a hash of their inputs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ EMULATOR_SOURCES = ROOT / "emulator"
 TRANSLATOR = EMULATOR_SOURCES / "ptx_to_cpp.py"
 NO_NVCC = "nvcc not found: CUDA code is not compiled"
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-# The generated functions are long and flat: higher levels take minutes and gain little.
+# The generated functions are long and flat: higher levels take minutes for little gain.
 CXX_FLAGS = ("-std=c++17", "-g0", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
 CXX_FLAGS += ("-fvisibility=hidden", "-pthread", "-Wno-unknown-pragmas", "-DZC_EMULATED")
-# Without what the CUDA modules add to it.
+# The emulator without the parts that the CUDA modules add.
 EMULATOR = ("c_api", "simt", "cta", "fiber", "stall", "traffic")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
 
 
 @dataclass(frozen=True)
 class Build:
-    """What is built: `arch` 0 is the source itself, `kernels` the stems of some .cu files."""
+    """What to build: `arch` 0 is the source itself; `kernels` are the stems of some .cu files."""
 
     arch: int = 0
     kernels: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Build:
 
 @cache
 def load(build: Build) -> Any:
-    """The module, built if need be."""
+    """The module; builds it if needed."""
     path = build_module(build)
     name = path.stem
     if name not in sys.modules:
@@ -67,8 +67,8 @@ def load(build: Build) -> Any:
 
 
 def load_file(path: Path) -> Any:
-    # pybind11 gives the same module for the same name, hence one that tells files apart. Python
-    # looks for the initialiser of its last part.
+    # pybind11 returns the same module for the same name, so the name identifies the file. Python
+    # looks for the initializer of its last part.
     name = f"{digest([str(path)])}.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -79,7 +79,7 @@ def load_file(path: Path) -> Any:
 
 
 def build_module(build: Build) -> Path:
-    """The shared library; its file is named for what it was made from."""
+    """The shared library; its file name is a hash of its inputs."""
     with ThreadPoolExecutor(os.cpu_count()) as pool, locked(build.cache):
         objects = list(pool.map(lambda source: _object(build, source), _sources(build)))
         key = digest([p.name for p in objects])
@@ -91,9 +91,9 @@ def build_module(build: Build) -> Path:
 
 
 def build_mutant(build: Build, csrc: Path, folder: Path) -> Path:
-    """A module with the kernels of another csrc, in `folder`; its host code is the build's.
+    """A module with the kernels of another csrc, in `folder`, and the host code of this build.
 
-    Hence it takes the seconds of its kernels alone.
+    So it only takes as long as compiling its kernels.
     """
     mutant = replace(build, csrc=csrc, cache=folder)
     kernels = [_object(mutant, source) for source in mutant.kernel_files()]
@@ -111,7 +111,7 @@ def _link(build: Build, objects: Sequence[Path], path: Path) -> None:
 
 
 def shared_library(build: Build, sources: Sequence[Path], stem: str, *flags: str) -> Path:
-    """A library of these sources alone; its file is named for what it was made from."""
+    """A library of only these sources; its file name is a hash of its inputs."""
     objects = [_compiled(build, source, flags) for source in sources]
     path = build.cache / f"{stem}_{digest([o.name for o in objects])}.so"
     if not path.exists():
@@ -122,7 +122,7 @@ def shared_library(build: Build, sources: Sequence[Path], stem: str, *flags: str
 
 
 def _sources(build: Build) -> list[Path]:
-    # The largest come first, so that both cores are busy to the end.
+    # The largest come first, which keeps both cores busy until the end.
     kernels = sorted(build.kernel_files(), key=lambda f: not f.stem.startswith(("lm", "topk")))
     return [*kernels, *_host_sources(build)]
 
@@ -156,7 +156,7 @@ def translated_ptx(build: Build, ptx: Path, stem: str) -> Path:
 
 
 def ptx_of(source: Path, arch: int, csrc: Path = ROOT / "csrc", cache: Path = CACHE) -> Path:
-    """What nvcc makes of it, with the options that the wheel is built with."""
+    """nvcc's output, with the options used for the wheel."""
     assert NVCC is not None, NO_NVCC
     options = (csrc / "cuda" / "nvcc_options.txt").read_text().split()
     options = [f"-I{csrc}" if option == "-Icsrc" else option for option in options]
@@ -189,13 +189,13 @@ def _includes(csrc: Path) -> list[str]:
 
 @cache
 def _headers(csrc: Path) -> tuple[str, ...]:
-    """Of all that kernels and their host code may include."""
+    """The texts of all headers that kernels and their host code may include."""
     found = [*sorted(csrc.rglob("*.h")), *sorted((EMULATOR_SOURCES / "simt").glob("*.h"))]
     return tuple(texts(f for f in found if f.parent.name != "tests"))
 
 
 def write(path: Path, text: str) -> None:
-    """At once: another process sees all of it or nothing."""
+    """Writes atomically: another process sees either nothing or the complete file."""
     beside = path.with_suffix(f".{os.getpid()}.tmp")
     beside.write_text(text)
     os.replace(beside, path)
@@ -221,7 +221,7 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def locked(cache: Path, name: str = "lock") -> Iterator[None]:
-    """One process builds, the others wait and find what it made."""
+    """One process builds; the others wait and find the result."""
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / name, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -242,7 +242,7 @@ def main() -> None:
 
 
 def _build_nvrtc(kind: str) -> None:
-    """`nvrtc80` is all kernels; `nvrtc80:default` those for blocks of up to 128 elements."""
+    """`nvrtc80` builds all kernels; `nvrtc80:default` those for blocks of up to 128 elements."""
     import emulated_driver
 
     name, _, part = kind.partition(":")

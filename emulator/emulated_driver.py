@@ -1,7 +1,7 @@
 """The cupy kernel set on the emulator: NVRTC's PTX, loaded by a driver that runs it there.
 
-All but the driver and the kind of image is what a GPU would get: sources of the wheel, NVRTC, the
-cache, plans and launches of `zcomm._core`. Libraries of translated PTX are kept by its contents.
+Except for the driver and the kind of image, this is what a GPU would use: the wheel's sources,
+NVRTC, the cache, and `zcomm._core`'s plans and launches. Translated PTX is cached by its contents.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from zcomm.kernels.nvrtc import Unit
 FOLDER = emulated.CACHE / "driver"
 SOURCE = Path(__file__).with_name("emulated_driver.cpp")
 INCLUDES = [f"-I{emulated.ROOT / folder}" for folder in ("csrc", "emulator")]
-# Kernels are looked up by name: they stay visible.
+# Kernels are looked up by name, so they stay visible.
 FLAGS = [flag for flag in emulated.CXX_FLAGS if flag != "-fvisibility=hidden"]
 UNITS = tuple(dict.fromkeys(Unit(file, rows) for _, file, rows in _core.KERNELS))
-# What codecs with blocks of up to 128 elements need, and those without.
+# The units for codecs without blocks, or with blocks of up to 128 elements.
 DEFAULT_UNITS = tuple(unit for unit in UNITS if unit.rows < 2)
-os.environ.setdefault(CACHE_VARIABLE, str(emulated.CACHE / "nvrtc"))  # not the user's own
+os.environ.setdefault(CACHE_VARIABLE, str(emulated.CACHE / "nvrtc"))  # not the user's cache
 
 
 @cache
 def absent() -> str:
-    """Why nothing can be compiled here; "" if it can. NVRTC is loaded only if somebody asks."""
+    """Why nothing can be compiled here; "" if it can. NVRTC is loaded only on demand."""
     return nvrtc.missing() or nvrtc.missing_library()
 
 
 @cache
 def library() -> Path:
-    """The driver. Its name says what it was made from, and so does that of its folder."""
+    """The driver. Its file and folder names identify its inputs."""
     stems = ptx_runs.emulator_sources()
     sources = [SOURCE, *stems]
     texts = [path.read_text() for path in (*sources, *sorted(stems[0].parent.glob("*.h")))]
@@ -76,7 +76,7 @@ def _fnv1a(data: bytes) -> int:
 
 
 def ptx_of(unit: Unit, arch: int) -> bytes:
-    """From NVRTC, through the cache that users have."""
+    """NVRTC's PTX, through the same cache that users have."""
     return nvrtc.image(unit, f"compute_{arch}")
 
 
@@ -92,7 +92,7 @@ def kernel_set(name: str, arch: int) -> CupyKernels:
 
 
 class Lazy:
-    """A kernel set that is made when it is first used."""
+    """A kernel set that is created on first use."""
 
     def __init__(self, name: str, arch: int) -> None:
         self.name, self._arch = name, arch
@@ -105,7 +105,7 @@ class Lazy:
 
 
 def build_all(arch: int, units: tuple[Unit, ...] = UNITS) -> None:
-    """Ahead of the tests, two at a time, the largest first."""
+    """Builds units ahead of the tests, two at a time, largest first."""
     library()
     largest_first = sorted(units, key=lambda unit: (-unit.rows, not unit.file.startswith("lm")))
     with ThreadPoolExecutor(2) as pool:

@@ -1,7 +1,7 @@
-"""Triton kernels on the emulator: what Triton compiled to PTX, translated to C++ and loaded.
+"""Triton kernels on the emulator: Triton's PTX, translated to C++ and loaded.
 
-Every variant is a shared library of its own, beside one that is the emulator. They are kept under
-build/emulated, by a hash of what they come from.
+Each variant is a separate shared library; another one is the emulator. They are cached in
+build/emulated, under a hash of their inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton_compiler import Compiled, Request, Target, compile_variants
 
 COMPILER = Path(__file__).with_name("triton_compiler.py")
 ERROR_NBYTES = 1000
-# Two addresses of scratch memory, which Triton adds to every kernel; ours ask for none.
+# Triton adds two scratch memory addresses to every kernel; ours do not use them.
 SCRATCH_NBYTES = 16
 FORMATS = {"i32": "i", "u32": "I", "i64": "q", "u64": "Q", "fp32": "f", "fp64": "d"}
 NO_TRITON = "triton not found: its kernels are not compiled"
@@ -33,14 +33,14 @@ FOUND = importlib.util.find_spec("triton") is not None
 
 
 class KernelError(RuntimeError):
-    """What the emulator refuses: an address outside of memory, a barrier that not all reach."""
+    """The emulator refused an address outside memory, or a barrier that not all threads reach."""
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The variants of a registry (see triton_compiler.Request) for one target.
 
-    `sources` are the files whose text decides what is compiled.
+    `sources` are the files whose text determines what is compiled.
     """
 
     registry: str
@@ -52,13 +52,13 @@ class Kernels:
     cache: Path = emulated.CACHE
 
     def build(self, names: Iterable[str]) -> None:
-        """Everything that load() needs, on all processors."""
+        """Builds everything that load() needs, on all processors."""
         emulator()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(self.library, self.compiled(names)))
 
     def compiled(self, names: Iterable[str]) -> list[Compiled]:
-        """What Triton makes of the variants, at most once."""
+        """Triton's output for the variants; compiles each at most once."""
         names = list(names)
         missing = [name for name in names if not self._row(name).exists()]
         if missing:
@@ -66,9 +66,9 @@ class Kernels:
         return [Compiled(**json.loads(self._row(name).read_text())) for name in names]
 
     def _compile(self, names: Sequence[str]) -> None:
-        """By as many processes as there are processors."""
+        """Compiles with one process per processor."""
         self.cache.mkdir(parents=True, exist_ok=True)
-        # Of the sources as they are before: who changes them meanwhile gets another row.
+        # Rows are named by the sources as of now: a change during compilation gives a new row.
         rows_at = {name: self._row(name) for name in names}
         workers = min(os.cpu_count() or 1, len(names))
         place, options = (str(self.cache), self.path), dict(self.options)
@@ -82,11 +82,11 @@ class Kernels:
                     emulated.write(rows_at[row.variant], json.dumps(asdict(row)))
 
     def _row(self, name: str) -> Path:
-        """Where it is written down what a variant became."""
+        """The file that describes a compiled variant."""
         version = importlib.metadata.version("triton")
         how = repr((self.target, self.options, self.assembled))
         what = [name, self.registry, how, version]
-        texts = emulated.texts([*self.sources, COMPILER])  # it adds options of its own
+        texts = emulated.texts([*self.sources, COMPILER])  # it adds options
         digest = emulated.digest([*what, *texts])
         return self.cache / f"triton_{name}_{digest}.json"
 
@@ -99,7 +99,7 @@ class Kernels:
             return emulated.shared_library(build, [code], f"triton_{compiled.kernel}")
 
     def load(self, name: str) -> Kernel:
-        """A variant that can be launched; compiled, translated and built if need be."""
+        """A variant that can be launched; compiles, translates and builds it if needed."""
         return _loaded(self, name)
 
 
@@ -110,7 +110,7 @@ def _loaded(kernels: Kernels, name: str) -> Kernel:
 
 
 class Kernel:
-    """A variant, and how it is launched."""
+    """A variant, and how to launch it."""
 
     def __init__(self, library: Path, compiled: Compiled) -> None:
         self._launch = emulator().emulator_launch
@@ -121,7 +121,7 @@ class Kernel:
         self._format = "@" + "".join(types)
 
     def launch(self, grid: Sequence[int], args: Sequence[int | float]) -> None:
-        """With the arguments that are no constants, in their order; memory by its address."""
+        """Launches with all arguments that are not constants, in order; memory is an address."""
         packed = struct.pack(self._format, *args)
         packed += bytes(-len(packed) % 8 + SCRATCH_NBYTES)
         error = ctypes.create_string_buffer(ERROR_NBYTES)
@@ -133,7 +133,7 @@ class Kernel:
 
 
 def new_kernels(name: str, arch: int) -> Any:
-    """zcomm's own kernels, as they are compiled for an architecture, as a kernel set."""
+    """zcomm's kernels, compiled for an architecture, as a kernel set."""
     from zcomm.kernels.triton import TritonKernels
 
     kernels = zcomm_kernels(Target("cuda", arch))
@@ -157,7 +157,7 @@ def zcomm_kernels(target: Target, **options: object) -> Kernels:
 
 
 def names_of(specs: Iterable[str]) -> list[str]:
-    """The variants that these codecs use, and those that any may."""
+    """The variants that these codecs use, and those that any codec may use."""
     from zcomm import codec
     from zcomm.kernels.triton import registry
 
@@ -175,7 +175,7 @@ def all_names() -> list[str]:
 
 @cache
 def emulator() -> ctypes.CDLL:
-    """What the libraries of kernels call."""
+    """The library that the kernels' libraries call."""
     build = emulated.Build()
     folder = emulated.EMULATOR_SOURCES / "simt"
     sources = [folder / f"{stem}.cpp" for stem in emulated.EMULATOR]

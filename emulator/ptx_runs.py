@@ -1,4 +1,4 @@
-"""PTX on the emulator: translates it, compiles the result, and calls its kernels by ctypes."""
+"""PTX on the emulator: translates it, compiles the result, and calls its kernels with ctypes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KernelError(Exception):
 
 @dataclass
 class Library:
-    """Kernels that can be called. `traffic` has the bytes that the last one loaded and stored."""
+    """Callable kernels. `traffic` has the bytes that the last call loaded and stored."""
 
     dll: ctypes.CDLL
     traffic: tuple[int, int] = (0, 0)
@@ -56,12 +56,12 @@ class Library:
 
 
 def emulator_sources() -> list[Path]:
-    """What every library has."""
+    """The sources that every library includes."""
     return [HERE / "simt" / f"{stem}.cpp" for stem in EMULATOR]
 
 
 def compile_objects(sources: Sequence[Path], folder: Path, *options: str) -> list[Path]:
-    """Two at a time; .cu files as C++."""
+    """Compiles two files at a time; treats .cu files as C++."""
 
     def compiled(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
