@@ -25,9 +25,7 @@ def is_array(value: object) -> bool:
 
 def has_arrays(values: object) -> bool:
     """Whether it is a CuPy array, or a list that begins with one."""
-    if "cupy" not in sys.modules:
-        return False
-    return is_array(_first(values))
+    return "cupy" in sys.modules and is_array(_first(values))
 
 
 def _first(values: object) -> Any:

@@ -1,7 +1,5 @@
 """Codec: the object users hold. Calling one is the one-segment case of a Layout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NoReturn
@@ -23,9 +21,13 @@ class Codec:
     """A way to encode gradients. Immutable, hashable, and equal to any codec with the same spec.
 
     Create one with `zcomm.codec("lm4")`. Gradients are contiguous fp32, bf16 or fp16 of any shape.
+    `error` is the normalized squared error of one encoding of Gaussian values. A codec with
+    `needs_feedback` drops so much that training fails without feedback. `default_feedback` is what
+    `feedback=None` means for this codec: none, full, or a decay.
     """
 
-    __slots__ = ("block", "format", "id", "log2_block", "name", "spec")
+    _COPIED = ("name", "spec", "id", "block", "error", "needs_feedback", "default_feedback")
+    __slots__ = ("format", "log2_block", *_COPIED)
 
     format: Format
     name: str
@@ -33,33 +35,15 @@ class Codec:
     id: int
     block: int
     log2_block: int
+    error: float
+    needs_feedback: bool
+    default_feedback: bool | float
 
     def __init__(self, format: Format) -> None:
-        fields = {
-            "format": format,
-            "name": format.name,
-            "spec": format.spec,
-            "id": format.id,
-            "block": format.block,
-            "log2_block": max(format.block.bit_length() - 1, 0),
-        }
-        for field, value in fields.items():
-            object.__setattr__(self, field, value)
-
-    @property
-    def error(self) -> float:
-        """The normalized squared error of one encoding of Gaussian values."""
-        return self.format.error
-
-    @property
-    def needs_feedback(self) -> bool:
-        """Whether the codec drops so much that training fails without feedback."""
-        return self.format.needs_feedback
-
-    @property
-    def default_feedback(self) -> bool | float:
-        """What `feedback=None` means for this codec: none, full, or a decay."""
-        return self.format.default_feedback
+        object.__setattr__(self, "format", format)
+        object.__setattr__(self, "log2_block", max(format.block.bit_length() - 1, 0))
+        for field in self._COPIED:
+            object.__setattr__(self, field, getattr(format, field))
 
     def k(self, n: int) -> int:
         """How many of n elements topk sends; 0 for other codecs."""
@@ -188,7 +172,7 @@ class Codec:
     def __repr__(self) -> str:
         return f"codec({self.spec!r})"
 
-    def __reduce__(self) -> tuple[type[Codec], tuple[Format]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Codec, (self.format,)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:

@@ -1,7 +1,5 @@
 """What each codec's file provides: its properties, sizes and plain-torch reference functions."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -27,7 +25,7 @@ class Format(ABC):
 
     @classmethod
     @abstractmethod
-    def parse(cls, option: str | None) -> Format:
+    def parse(cls, option: str | None) -> "Format":
         """The format for a spec string, given what follows the colon."""
 
     @property

@@ -1,7 +1,5 @@
 """Layout: which segments go into which frame, and the calls that encode and decode them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -135,7 +133,7 @@ class Layout:
         kernel_sets.select(device, kernels).decode_sum(self, call)
         return out
 
-    def for_peer(self, peer: int) -> Layout:
+    def for_peer(self, peer: int) -> "Layout":
         """The layout with which peer `peer` decodes: its segments, packed from offset 0.
 
         It has one frame, whose bytes are those of this layout's frame for that peer.
@@ -165,7 +163,7 @@ class Layout:
             f"<Layout: {len(self.segments)} segments, {self.peers} peers, {self.wire_nbytes} bytes>"
         )
 
-    def __reduce__(self) -> tuple[type[Layout], tuple[tuple[Segment, ...], int]]:
+    def __reduce__(self) -> tuple[object, ...]:
         # The native form is not pickled: it holds no state and is rebuilt on demand.
         return Layout, (self.segments, self.peers)
 

@@ -1,7 +1,5 @@
 """RawLayout: sends fp64 uncompressed. It has a Layout's interface, but frames hold only numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
@@ -53,5 +51,5 @@ class RawLayout:
     def decode(self, wire: Tensor, *, out: Tensor, **_: object) -> Tensor:
         return self.decode_sum((wire,), out=out)
 
-    def for_peer(self, peer: int) -> RawLayout:
+    def for_peer(self, peer: int) -> "RawLayout":
         return RawLayout(packed(self.segments, peer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 
 import torch
@@ -55,26 +55,22 @@ class Residuals:
             self.out_addresses = self._out_table.buffer_info()[0]
             spans += more
         self._spans = _disjoint(spans) if len(spans) > 1 else spans
-        self._address_bits: int | None = None
-        self._device_tables: tuple[Tensor, Tensor] | None = None
+        self._device_tables: list[Tensor] | None = None
 
-    @property
+    @cached_property
     def address_bits(self) -> int:
         """All addresses ORed together, which shows their common alignment."""
-        if self._address_bits is None:
-            self._address_bits = reduce(or_, (start for start, _, _ in self._spans), 0)
-        return self._address_bits
+        return reduce(or_, (start for start, _, _ in self._spans), 0)
 
     def addresses_on(self, device: torch.device) -> tuple[int, int]:
         """The addresses of the tables' copies in device memory; the first call uploads them."""
         if self._device_tables is None:
-            first = upload(torch.tensor(list(self._in_table), dtype=torch.int64), device)
-            second = first
+            tables = [self._in_table]
             if self.outputs is not self.inputs:
-                second = upload(torch.tensor(list(self._out_table), dtype=torch.int64), device)
-            self._device_tables = first, second
-        first, second = self._device_tables
-        return first.data_ptr(), second.data_ptr()
+                tables.append(self._out_table)
+            addresses = [torch.tensor(list(table), dtype=torch.int64) for table in tables]
+            self._device_tables = [upload(t, device) for t in addresses]
+        return self._device_tables[0].data_ptr(), self._device_tables[-1].data_ptr()
 
     def check(self, layout: KernelLayout, device: torch.device) -> None:
         """Refuses a layout or a device that these residuals were not made for."""
@@ -102,7 +98,7 @@ class Residuals:
         nbytes = sum(end - start for start, end, _ in self._spans)
         return f"<Residuals: {len(self.inputs)} segments, {self.dtype}, {nbytes} bytes>"
 
-    def __reduce__(self) -> tuple[type[Residuals], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[object, ...]:
         # A flat tensor is copied whole: copying slices would copy all of its memory for each.
         tensors, outputs = self._given
         inputs = tensors if isinstance(tensors, Tensor) else self.inputs

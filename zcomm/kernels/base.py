@@ -48,10 +48,9 @@ class KernelResiduals(Protocol):
 class KernelMemory(Protocol):
     """A flat tensor, or an object with its address and slices."""
 
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def device(self) -> torch.device: ...
+    dtype: torch.dtype
+    device: torch.device
+
     def data_ptr(self) -> int: ...
     def __getitem__(self, part: slice, /) -> Tensor: ...
 

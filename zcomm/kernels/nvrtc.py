@@ -26,9 +26,6 @@ class Unit(NamedTuple):
     file: str
     rows: int  # 0 for a file without blocks
 
-    def options(self) -> tuple[str, ...]:
-        return (f"-DZC_ROWS={self.rows}",) if self.rows else ()
-
 
 def image(unit: Unit, target: str) -> bytes:
     """A unit compiled for a target, from the cache if possible."""
@@ -119,7 +116,8 @@ def _headers() -> dict[bytes, bytes]:
 
 def _options(unit: Unit) -> tuple[str, ...]:
     told = (SOURCES / "cuda" / "nvcc_options.txt").read_text().split()
-    return (*(option for option in told if option not in _NVCC_ONLY), *unit.options())
+    rows = (f"-DZC_ROWS={unit.rows}",) if unit.rows else ()
+    return (*(option for option in told if option not in _NVCC_ONLY), *rows)
 
 
 def _key(unit: Unit, target: str) -> str:

@@ -9,8 +9,6 @@ signatures; torch makes and registers a device's group. With hosts there are as 
 ranks of this host, and for those of its column.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import uuid
@@ -47,7 +45,7 @@ class Channel:
 
     def all_to_all(
         self, out: Tensor, send: Tensor, out_splits: list[int], send_splits: list[int]
-    ) -> dist.Work:
+    ) -> "dist.Work":
         """Starts it."""
         work: dist.Work = c10d.all_to_all(self._group)(out, send, out_splits, send_splits)
         return work
@@ -184,10 +182,8 @@ class _Groups:
         if in_order:
             both = Channel(self._make(ranks, name))
             return Channels(both, both)
-        return Channels(
-            Channel(self._make(ranks, f"{name}/reduce")),
-            Channel(self._make(ranks, f"{name}/gather")),
-        )
+        hops = (Channel(self._make(ranks, f"{name}/{hop}")) for hop in Channels._fields)
+        return Channels(*hops)
 
     def gloo(self, ranks: Iterable[int], name: str) -> Any:
         members = sorted(ranks)

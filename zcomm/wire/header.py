@@ -14,8 +14,6 @@
     checksum = sum over i != 3 of word_i * (2i + 1)  mod 2^64
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -34,19 +32,9 @@ MIXED_CODECS = 255
 MASK64 = (1 << 64) - 1
 MAX_UNITS = (1 << 32) - 1
 
-CODEC_IDS = {
-    "none": 1,
-    "bf16": 2,
-    "fp16": 3,
-    "int8": 4,
-    "fp8": 5,
-    "int4": 6,
-    "lm4": 7,
-    "lm3": 8,
-    "lm2": 9,
-    "sign": 10,
-    "topk": 11,
-}
+# A codec's id is its place here, from 1: add new ones at the end.
+_CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign", "topk")
+CODEC_IDS = {name: id_ for id_, name in enumerate(_CODECS, start=1)}
 _NAMES = {id_: name for name, id_ in CODEC_IDS.items()}
 _NAMES |= {NO_SEGMENTS: "no segments", MIXED_CODECS: "mixed"}
 
@@ -71,7 +59,7 @@ class WireError(ValueError):
         self.frame = frame
         self.segment = segment
 
-    def __reduce__(self) -> tuple[type[WireError], tuple[str | int | None, ...]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return WireError, (str(self), self.wire_index, self.frame, self.segment)
 
 
@@ -131,7 +119,7 @@ def frame_header(frame: Frame, *, verify: bool, checksum: int = 0) -> bytes:
 def check_header(header: bytes, frame: Frame, *, verify: bool) -> int:
     """Refuses a header that differs from the expected one; returns the stored checksum."""
     magic, version, codec, flags, elements, units, layout, stored = _HEADER.unpack(header)
-    _expect("magic", MAGIC, magic)
+    _expect("magic", repr(MAGIC), repr(magic))
     _expect("version", VERSION, version)
     _expect("codec", codec_name(frame.codec), codec_name(codec))
     _expect("elements", frame.elements, elements)
@@ -154,8 +142,4 @@ def _check_flags(flags: int, verify: bool) -> None:
 
 def _expect(field: str, expected: object, got: object) -> None:
     if expected != got:
-        raise WireError(f"expected {field} {_text(expected)}, got {_text(got)}")
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
+        raise WireError(f"expected {field} {expected}, got {got}")
