@@ -48,9 +48,7 @@ class Compress(Registration, TrainerCallback):  # type: ignore[misc]
         if args.save_only_model or state.is_hyper_param_search:
             return  # nobody resumes from such a checkpoint
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        folder.mkdir(
-            parents=True, exist_ok=True
-        )  # each host has its own folder if they share no disk
+        folder.mkdir(parents=True, exist_ok=True)  # each host has its own if they share no disk
         path = _file_in(folder, dist.get_rank())
         unfinished = path.with_suffix(".unfinished")
         torch.save(self.handle.state_dict(), unfinished)

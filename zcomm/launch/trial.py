@@ -17,11 +17,7 @@ _ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*"
 
 
 def try_on_ranks(
-    world_size: int,
-    fn: Callable[..., Any],
-    *args: Any,
-    env: Mapping[str, str],
-    timeout_s: float,
+    world_size: int, fn: Callable[..., Any], *args: Any, env: Mapping[str, str], timeout_s: float
 ) -> tuple[str, list[Any]]:
     """Runs `fn(rank, world_size, *args)`: the whole error, or "", and each rank's result."""
     with captured_output() as output:

@@ -62,9 +62,8 @@ def _wrap(line: str, margin: int, hanging: int = 2) -> list[str]:
     columns = shutil.get_terminal_size().columns
     width = min(max(columns, _NARROWEST), _WIDEST) - margin
     # Break a path or a command only if it is longer than a line.
-    return textwrap.wrap(line, width, subsequent_indent=" " * hanging, break_on_hyphens=False) or [
-        ""
-    ]
+    indent = " " * hanging
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def say(text: str) -> None:

@@ -12,23 +12,15 @@ from pathlib import Path
 
 from zcomm.report import plot, svg
 
-DARK = {
-    "paper": "#0d1117",
-    "card": "#161b22",
-    "ink": "#e6edf3",
-    "muted": "#9198a1",
-    "grid": "#30363d",
-    "accent": "#2fc79a",
-    "marked": "#12261e",
-}
-LIGHT = {
-    "paper": "#f6f8fa",
-    "card": svg.PAPER,
-    "ink": svg.INK,
-    "muted": svg.MUTED,
-    "grid": svg.GRID,
-    "accent": "#00734f",
-    "marked": "#e8f6f1",
+# On light and on dark screens.
+COLORS = {
+    "paper": ("#f6f8fa", "#0d1117"),
+    "card": (svg.PAPER, "#161b22"),
+    "ink": (svg.INK, "#e6edf3"),
+    "muted": (svg.MUTED, "#9198a1"),
+    "grid": (svg.GRID, "#30363d"),
+    "accent": ("#00734f", "#2fc79a"),
+    "marked": ("#e8f6f1", "#12261e"),
 }
 STYLE = Path(__file__).with_name("page.css")
 
@@ -114,18 +106,16 @@ def framed(body: str) -> str:
 
 
 def style() -> str:
-    dark = [f".series-{i} {{ color: {color}; }}" for i, color in enumerate(plot.ON_DARK)]
+    light, dark = (
+        " ".join(f"--{name}: {pair[i]};" for name, pair in COLORS.items()) for i in (0, 1)
+    )
     return "\n".join(
         [
-            f":root {{ {variables(LIGHT)} }}",
+            f":root {{ {light} }}",
             STYLE.read_text().replace("FONT", svg.FONT),
             "@media screen and (prefers-color-scheme: dark) {",
-            f":root {{ {variables(DARK)} }}",
-            *dark,
+            f":root {{ {dark} }}",
+            *(f".series-{i} {{ color: {color}; }}" for i, color in enumerate(plot.ON_DARK)),
             "}",
         ]
     )
-
-
-def variables(colors: Mapping[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in colors.items())

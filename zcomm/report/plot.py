@@ -45,6 +45,16 @@ class Axis:
         return [tick for tick in choose(self.low, self.high) if self.low <= tick <= self.high]
 
 
+def number(value: float) -> str:
+    """Short, for ticks: 0.25, 1500, 20k, 3M."""
+    if not math.isfinite(value):
+        return str(value)
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{value:.4g}"
+
+
 def lines(
     series: Sequence[Series], *, title: str, x_label: str, y_label: str, log: bool = False
 ) -> str:
@@ -72,15 +82,9 @@ def lines(
 
 
 def bars(
-    names: Sequence[str],
-    values: Sequence[float],
-    *,
-    title: str,
-    label: str,
-    show: Show | None = None,
+    names: Sequence[str], values: Sequence[float], *, title: str, label: str, show: Show = number
 ) -> str:
     """A horizontal bar for each value, with the value at its end, in the colors of `lines`."""
-    show = show or number
     shown = [value if math.isfinite(value) and value > 0 else 0.0 for value in values]
     says = [show(value) for value in values]
     left = MARGIN
@@ -109,16 +113,6 @@ def side_by_side(plots: Sequence[str], *, name: str) -> str:
     parts += [svg.moved(gap + i * (WIDTH + gap), gap / 2, [one]) for i, one in enumerate(plots)]
     about = f"{len(plots)} plots side by side"
     return svg.document(width, HEIGHT + gap, parts, name=name, about=about)
-
-
-def number(value: float) -> str:
-    """Short, for ticks: 0.25, 1500, 20k, 3M."""
-    if not math.isfinite(value):
-        return str(value)
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
-    return f"{value:.4g}"
 
 
 def finite(one: Series, log: bool) -> Series:
@@ -213,9 +207,8 @@ def draw(index: int, one: Series, x: Scale, y: Scale) -> str:
     points = [(x(a), y(b)) for a, b in zip(one.xs, one.ys)]
     parts = [svg.polyline(points, width=2, dashes=dashes(index))]
     if len(points) <= MOST_DOTS:
-        for (a, b), (px, py) in zip(zip(one.xs, one.ys), points):
-            says = f"{one.name}: {number(b)} at {number(a)}"
-            parts.append(svg.dot(px, py, radius=3, says=says))
+        says = [f"{one.name}: {number(b)} at {number(a)}" for a, b in zip(one.xs, one.ys)]
+        parts += [svg.dot(*at, radius=3, says=words) for at, words in zip(points, says)]
     return series_group(index, parts)
 
 
@@ -225,9 +218,8 @@ def stitches(index: int, count: int, one: Series, x: Scale, y: Scale) -> str:
         return ""
     points = [(x(a), y(b)) for a, b in zip(one.xs, one.ys)]
     share = f"{STITCH} {STITCH * (count - 1)}"
-    return series_group(
-        index, [svg.polyline(points, width=2, dashes=share, dashes_from=-index * STITCH)]
-    )
+    line = svg.polyline(points, width=2, dashes=share, dashes_from=-index * STITCH)
+    return series_group(index, [line])
 
 
 def series_group(index: int, parts: Sequence[str]) -> str:

@@ -25,6 +25,9 @@ class Standing:
     tokens_per_s: float
 
 
+Standings = Sequence[Standing | None]
+
+
 class Progress:
     def __init__(self, names: Sequence[str], stream: TextIO) -> None:
         self.names, self.stream = names, stream
@@ -35,37 +38,32 @@ class Progress:
         self.last_plain, self.last_done = -PLAIN_EVERY_S, 0
         self.table = Table(["step", *names], [9, *[13] * len(names)])
 
-    def show(self, done: int, steps: int | None, standings: Sequence[Standing | None]) -> None:
+    def show(self, done: int, steps: int | None, standings: Standings) -> None:
         """`done`: steps that all variants have done. `steps` is None while not yet known."""
         if self.live:
             self.draw(done, steps, standings)
-        elif done > self.last_done and (done == steps or self.is_time()):
+        elif done > self.last_done and (
+            done == steps or time.monotonic() > self.last_plain + PLAIN_EVERY_S
+        ):
             self.print_line(done, steps, standings)
             self.last_done = done
 
-    def is_time(self) -> bool:
-        return time.monotonic() > self.last_plain + PLAIN_EVERY_S
-
-    def print_line(
-        self, done: int, steps: int | None, standings: Sequence[Standing | None]
-    ) -> None:
+    def print_line(self, done: int, steps: int | None, standings: Standings) -> None:
         if not self.last_done:
             self.write("Loss and tokens/s, mean of the last few steps:\n" + self.table.heading())
         self.last_plain = time.monotonic()
         cells = [f"{one.loss:.3f} {one.tokens_per_s:5.0f}/s" for one in standings if one]
         self.write(self.table.row([f"{done}/{steps}" if steps else str(done), *cells]))
 
-    def draw(self, done: int, steps: int | None, standings: Sequence[Standing | None]) -> None:
+    def draw(self, done: int, steps: int | None, standings: Standings) -> None:
         width = min(terminal_width(self.stream), 110) - 1
         rows = [self.bar_line(done, steps, width)]
         fastest = max((one.tokens_per_s for one in standings if one), default=1.0)
-        for i, (name, one) in enumerate(zip(self.names, standings, strict=True)):
-            rows.append(self.way_line(i, name, one, fastest, width))
-        self.write(self.back() + "\n".join(rows))
+        for i, one in enumerate(standings):
+            rows.append(self.way_line(i, one, fastest, width))
+        back = UP_AND_CLEAR.format(self.drawn_lines) if self.drawn_lines else ""
+        self.write(back + "\n".join(rows))
         self.drawn_lines = len(rows)
-
-    def back(self) -> str:
-        return UP_AND_CLEAR.format(self.drawn_lines) if self.drawn_lines else ""
 
     def bar_line(self, done: int, steps: int | None, width: int) -> str:
         if steps is None:
@@ -77,18 +75,15 @@ class Progress:
         words = f"step {done} of {steps}"
         room = max(0, width - len(words) - len(left) - 4)
         full = round(room * done / steps)
-        return (
-            f"{words}  {self.marks('━', '=') * full}{self.marks('─', '.') * (room - full)}  {left}"
-        )
+        bar = self.marks("━", "=") * full + self.marks("─", ".") * (room - full)
+        return f"{words}  {bar}  {left}"
 
-    def way_line(
-        self, number: int, name: str, one: Standing | None, fastest: float, width: int
-    ) -> str:
+    def way_line(self, number: int, one: Standing | None, fastest: float, width: int) -> str:
         """The loss, and the speed as a bar and a number."""
-        name_width = max(map(len, self.names))
+        name = self.names[number].ljust(max(map(len, self.names)))
         if one is None:
-            return name.ljust(name_width)
-        words = f"{name.ljust(name_width)}  loss {one.loss:.3f}"
+            return name
+        words = f"{name}  loss {one.loss:.3f}"
         speed = f"{one.tokens_per_s:,.0f} tokens/s".rjust(SPEED_WIDTH)
         room = width - len(words) - len(speed) - 2
         if room < 4:

@@ -13,11 +13,19 @@ class UsageError(ValueError):
 
 
 class Paragraphs(argparse.RawDescriptionHelpFormatter):
-    """Wraps each paragraph of a module's docstring, but leaves indented ones: they are commands."""
+    """Wraps each paragraph of a module's docstring, but leaves indented ones: they are commands.
+
+    Adds the default of an option that has one value, unless its help speaks of the default.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.strip().split("\n\n")
         return "\n\n".join(p if p.startswith(" ") else textwrap.fill(p, width) for p in parts)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        shown = type(default) in (str, int, float) and default != argparse.SUPPRESS
+        return f"{text} (default: %(default)s)" if shown and "default" not in text else text
 
 
 def wrapped(text: str) -> str:

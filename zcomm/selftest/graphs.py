@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from zcomm.codecs import codec
 from zcomm.codecs.layout import Layout, Residuals, Segment
@@ -74,8 +73,5 @@ def _check_replays(tally: Tally, spec: str, subject: Subject) -> None:
             for name, got in step.outcome()._asdict().items():
                 what = f"{name} of replay {i + 1}"
                 tally.same(spec, what, got, getattr(wanted, name))
-    tally.same(spec, "faults", step.faults.cpu().to(torch.int32), _none())
-
-
-def _none() -> Tensor:
-    return torch.tensor([NO_FAULT], dtype=torch.int32)
+    none = torch.tensor([NO_FAULT], dtype=torch.int32)
+    tally.same(spec, "faults", step.faults.cpu().to(torch.int32), none)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from zcomm.codecs import codec
 from zcomm.codecs.layout import Layout, Residuals, Segment
@@ -72,7 +71,8 @@ def _calls(spec: str, n: int, subject: Subject) -> list[tuple[Callable[[], objec
     """
     device, kernels = subject.device, subject.kernels
     layout = Layout([Segment(codec(spec), n)])
-    grad, residual = _normal(n, device), torch.zeros(n, device=device)
+    grad = torch.randn(n, generator=torch.Generator().manual_seed(0)).to(device)
+    residual = torch.zeros(n, device=device)
     wires = [layout.encode(grad, kernels=kernels) for _ in range(_WIRES)]
     held, out, faults = Residuals(layout, [residual]), torch.zeros(n, device=device), None
     if device.type == "cuda":
@@ -81,10 +81,6 @@ def _calls(spec: str, n: int, subject: Subject) -> list[tuple[Callable[[], objec
     encode = partial(layout.encode, grad, held, out=wires[0], kernels=kernels)
     total = partial(layout.decode_sum, wires, out=out, kernels=kernels, faults=faults)
     return [(encode, 12 * n + nbytes), (total, _WIRES * nbytes + 4 * n)]
-
-
-def _normal(n: int, device: torch.device) -> Tensor:
-    return torch.randn(n, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def _measured(

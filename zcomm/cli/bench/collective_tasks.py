@@ -153,10 +153,6 @@ def timed(task: Task, count: Count, group: Any) -> Timing:
     return Timing(s, cpu_s, sent, normalized_error(result, task.exact), digest(result))
 
 
-def nothing_counted() -> float:
-    return 0.0
-
-
 @lru_cache
 def group_of(backend: str) -> Any:
     """All ranks over a backend: the default group (None), or one created at first use."""
@@ -170,7 +166,7 @@ def measure(
     keys: Sequence[Key],
     rounds: int,
     backend: str,
-    count: Count = nothing_counted,
+    count: Count = lambda: 0.0,
 ) -> Timings:
     """Runs on every rank. The first round warms up and is not counted."""
     group = group_of(backend)

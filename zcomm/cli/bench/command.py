@@ -16,7 +16,7 @@ take turns with the backend's own collective, and every result is checked. With
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,36 +59,18 @@ class BenchArguments:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     # torchrun's parser takes --max for an abbreviation of its own --max-restarts.
-    add(
-        "--min",
-        "--min-size",
-        default="64K",
-        metavar="SIZE",
-        help="smallest tensor, in bytes (default: 64K)",
-    )
-    add(
-        "--max", "--max-size", default="256M", metavar="SIZE", help="largest tensor (default: 256M)"
-    )
-    add("--factor", type=int, default=4, help="ratio of one size to the next (default: 4)")
-    add(
-        "--codecs",
-        nargs="+",
-        default=list(CODECS),
-        metavar="C",
-        help="such as lm4, topk:0.01, none/lm4 for two hops",
-    )
-    add("--collectives", nargs="+", default=list(KINDS), metavar="K", help=" ".join(KINDS))
-    add(
-        "--backend",
-        nargs="+",
-        default=["gloo"],
-        metavar="B",
-        help="of the process group (default: gloo)",
-    )
+    add("--min", "--min-size", default="64K", metavar="SIZE", help="smallest tensor, in bytes")
+    add("--max", "--max-size", default="256M", metavar="SIZE", help="largest tensor")
+    add("--factor", type=int, default=4, help="ratio of one size to the next")
+    codecs = "such as lm4, topk:0.01, none/lm4 for two hops"
+    add("--codecs", nargs="+", default=CODECS, metavar="C", help=codecs)
+    add("--collectives", nargs="+", default=KINDS, metavar="K", help=" ".join(KINDS))
+    group = "of the process group (default: gloo)"
+    add("--backend", nargs="+", default=["gloo"], metavar="B", help=group)
     add("--ranks", type=int, metavar="N", help="ranks to start on this machine (default: 2)")
     add("--hosts", type=int, metavar="N", help="instead, one rank on each of N emulated hosts")
     add("--rate", metavar="RATE", help=f"of the hosts' links, as tc takes it (default: {RATE})")
-    add("--rounds", type=int, default=5, metavar="R", help="rounds to measure (default: 5)")
+    add("--rounds", type=int, default=5, metavar="R", help="rounds to measure")
     add("--json", type=Path, metavar="FILE", help="write all rows as JSON")
     add("--csv", type=Path, metavar="FILE", help="write all rows as CSV")
     add("--html", type=Path, metavar="FILE", help="write an HTML page with plots")
@@ -189,7 +171,7 @@ def checked_sizes(least: str, most: str, factor: int) -> list[int]:
     return sizes
 
 
-def checked_codecs(specs: list[str]) -> list[str]:
+def checked_codecs(specs: Sequence[str]) -> list[str]:
     try:
         return list(dict.fromkeys(map(checked_codec, specs)))
     except ValueError as error:
@@ -203,7 +185,7 @@ def checked_codec(spec: str) -> str:
     return f"{zcomm.Hierarchy(key.local, across).local}/{across}" if key.local else across
 
 
-def checked_kinds(names: list[str]) -> list[str]:
+def checked_kinds(names: Sequence[str]) -> list[str]:
     unknown = [name for name in names if name not in KINDS]
     if unknown:
         raise UsageError(f"--collectives: expected some of {', '.join(KINDS)}, got {unknown[0]!r}")

@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ def fitted(
     launcher: Launcher, rounds: int, codecs: Sequence[str] = CODECS
 ) -> tuple[Profile, list[Row]]:
     """A profile of these ranks, and the rows it was fitted to."""
-    costs = slowest_costs(launcher.run(measure_costs, list(SPECS)))
+    by_rank = launcher.run(measure_costs, list(SPECS))
+    costs = {spec: max(costs[spec] for costs in by_rank) for spec in SPECS}  # of the slowest rank
     message_s = max(launcher.run(measure_message))
     bytes_per_s = min(launcher.run(measure_bandwidth))
     rows: list[Row] = []
@@ -69,11 +70,6 @@ def fitted(
         rows += rows_of(size, launcher.run(measure, size, keys, rounds, "gloo"))
     about = machine.describe(zcomm.__version__) | {"ranks": launcher.ranks, "link": launcher.link}
     return profile_of(rows, costs, message_s, bytes_per_s, about), rows
-
-
-def slowest_costs(by_rank: Iterable[Mapping[str, CodecCost]]) -> dict[str, CodecCost]:
-    ranks = list(by_rank)
-    return {spec: max(one[spec] for one in ranks) for spec in ranks[0]}
 
 
 def measure_message(rank: int, world_size: int) -> float:
@@ -157,14 +153,11 @@ def predicted_cpu_s(profile: Profile, row: Row) -> float:
     return sum(cost.cpu_parts(profile, load))
 
 
-Predict = Callable[[Profile, Row], float]
-
-
 def closest(
     profile: Profile,
     names: Sequence[str],
     rows: Sequence[Row],
-    predict: Predict,
+    predict: Callable[[Profile, Row], float],
     measured: Callable[[Row], float],
 ) -> Profile:
     """Changes the named parameters so that predictions are closest, as ratios.

@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zcomm.cli.demo import report as demo_report
 from zcomm.cli.demo.training import LEAST_STEPS, Length, train
@@ -39,14 +40,12 @@ class Link:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", default="120", help="total running time (default: 120)")
+    parser.add_argument("--seconds", default="120", help="total running time")
     parser.add_argument("--steps", help="train this many steps instead")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--rate", help="rate of the hosts' links (default: 1gbit); needs root")
     where.add_argument("--loopback", action="store_true", help="no emulated hosts, even as root")
-    parser.add_argument(
-        "--html", default="zcomm-demo.html", help="the report (default: zcomm-demo.html)"
-    )
+    parser.add_argument("--html", default="zcomm-demo.html", help="the report")
     parser.add_argument("--svg", help="also write the plots as one picture")
     parser.add_argument("--json", help="also write all measurements")
 
@@ -59,15 +58,10 @@ def run(args: argparse.Namespace) -> int:
     link = link_of(args)
     for words in (demo_report.about_training(), link.words, ""):
         print(wrapped(words), file=sys.stderr, flush=True)
+    count = WORLD_SIZE if link.rate else None
+    options: dict[str, Any] = {"hosts": count, "rate": link.rate, "timeout_s": MOST_SECONDS}
     try:
-        by_rank = hosts.run(
-            WORLD_SIZE,
-            train,
-            length,
-            hosts=WORLD_SIZE if link.rate else None,
-            rate=link.rate,
-            timeout_s=MOST_SECONDS,
-        )
+        by_rank = hosts.run(WORLD_SIZE, train, length, **options)
     except AssertionError as error:  # its message has the rank's traceback
         print(f"zcomm demo: the training failed.\n{error}", file=sys.stderr)
         return 1

@@ -26,13 +26,7 @@ from zcomm.planning import cost
 from zcomm.planning.cost import OWN, Cluster, Profile
 from zcomm.planning.step_cost import Workload
 from zcomm.report.table import whole
-from zcomm.report.units import (
-    parse_count,
-    parse_rate,
-    parse_size,
-    show_bytes,
-    show_seconds,
-)
+from zcomm.report.units import parse_count, parse_rate, parse_size, show_bytes, show_seconds
 from zcomm.report.usage import UsageError, expect_writable, wrapped
 
 HELP = "estimate memory per rank and time per step for every codec, with DDP and ZeRO"
@@ -68,29 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--params", required=True, metavar="N", help="parameters of the model, such as 7e9 or 350M")
     add("--world", type=int, required=True, metavar="W", help="number of ranks")
     add("--hosts", type=int, metavar="H", help="number of hosts (default: one per rank)")
-    add(
-        "--net", default="10gbit", metavar="RATE", help="rate of each host's link (default: 10gbit)"
-    )
-    add(
-        "--optimizer",
-        default="adamw",
-        metavar="NAME",
-        help="an optimizer of torch.optim (default: adamw)",
-    )
-    add(
-        "--dtype",
-        default="fp32",
-        metavar="TYPE",
-        help="parameter dtype: fp32, bf16 or fp16 (default: fp32)",
-    )
+    add("--net", default="10gbit", metavar="RATE", help="rate of each host's link")
+    add("--optimizer", default="adamw", metavar="NAME", help="an optimizer of torch.optim")
+    add("--dtype", default="fp32", metavar="TYPE", help="parameter dtype: fp32, bf16 or fp16")
     add("--step-time", type=float, metavar="S", help="compute seconds per step (default: 1)")
-    add(
-        "--backward-share",
-        type=float,
-        default=0.67,
-        metavar="P",
-        help="part of that in backward (default: 0.67)",
-    )
+    add("--backward-share", type=float, default=0.67, metavar="P", help="part of that in backward")
     add("--memory", metavar="SIZE", help="memory of a rank, such as 80G; skip rows that need more")
     add(
         "--cores",
@@ -99,13 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cores per host (default: the profile's, or one per rank)",
     )
     add("--spare-cores", action="store_true", help="compute runs elsewhere, as on a GPU")
-    add(
-        "--codecs",
-        nargs="+",
-        default=list(SPECS),
-        metavar="C",
-        help="codecs to compare (default: all)",
-    )
+    add("--codecs", nargs="+", default=SPECS, metavar="C", help="codecs to compare (default: all)")
     add("--profile", type=Path, metavar="FILE", help="a profile from `zcomm bench --fit FILE`")
     add("--json", type=Path, metavar="FILE", help="also write the plan as JSON")
 
@@ -117,14 +87,8 @@ def run(args: argparse.Namespace) -> int:
         expect_writable(args.json)
     cluster = wanted.cluster
     # Rank 0 is among those that own most.
-    memory = partial(
-        zcomm.plan,
-        wanted.numel,
-        cluster.world_size,
-        optimizer=wanted.optimizer,
-        dtype=wanted.dtype,
-        rank=0,
-    )
+    options: dict[str, Any] = {"optimizer": wanted.optimizer, "dtype": wanted.dtype, "rank": 0}
+    memory = partial(zcomm.plan, wanted.numel, cluster.world_size, **options)
     try:
         rows = rows_for(profile, wanted.workload, cluster, wanted.codecs, wanted.dtype, memory)
     except (ValueError, TypeError) as error:  # from zcomm.plan, written for users

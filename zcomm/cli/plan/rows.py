@@ -32,9 +32,8 @@ class PlanRow(NamedTuple):
             return "DDP alone"
         if not self.strategy.stage:
             return f"DDP {self.strategy.codec}"
-        return f"ZeRO {self.strategy.codec}" + (
-            "" if self.exact else f"+{self.strategy.gather_codec}"
-        )
+        gathered = "" if self.exact else f"+{self.strategy.gather_codec}"
+        return f"ZeRO {self.strategy.codec}{gathered}"
 
     @property
     def error(self) -> tuple[float, float]:
@@ -66,13 +65,8 @@ def rows_for(
         spec = None if strategy.codec == OWN else strategy.codec
         memory = plan(stage=strategy.stage, codec=spec, **options)
         time = step_time(profile, workload, strategy, cluster)
-        return PlanRow(
-            strategy,
-            "param_codec" not in options,
-            memory,
-            time,
-            sent_by(strategy, workload, cluster),
-        )
+        sent = sent_by(strategy, workload, cluster)
+        return PlanRow(strategy, "param_codec" not in options, memory, time, sent)
 
     rows = [row(Strategy(0, OWN)), *(row(Strategy(0, spec)) for spec in codecs)]
     for spec in codecs:
