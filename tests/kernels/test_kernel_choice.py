@@ -20,7 +20,7 @@ from zcomm.cli.doctor import command as doctor
 from zcomm.cli.doctor import self_test
 from zcomm.conformance import gpu_tools
 from zcomm.kernels import cuda, cupy
-from zcomm.launch import trial
+from zcomm.launch import ranks
 from zcomm.report.finding import NOTE, OK, PROBLEM
 
 CUDA, XPU, MPS, CPU = (torch.device(t) for t in ("cuda:0", "xpu:0", "mps:0", "cpu"))
@@ -274,7 +274,7 @@ def test_doctors_ranks_have_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append(env)
         raise OSError("no ranks today")
 
-    monkeypatch.setattr(trial, "World", world)
+    monkeypatch.setattr(ranks, "World", world)
     for name in ("cupy", "reference"):
         monkeypatch.setenv("ZCOMM_KERNELS", name)
         self_test._run("lo")

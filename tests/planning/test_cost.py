@@ -16,9 +16,12 @@ from zcomm.cli.bench.collective_rows import Row, rows_of, wire_nbytes
 from zcomm.cli.bench.collective_tasks import Key, measure
 from zcomm.launch.launchers import LOOPBACK, Launcher
 from zcomm.planning import cost
-from zcomm.planning.cost import KINDS, OWN, Cluster, Profile
-from zcomm.planning.step_cost import (
+from zcomm.planning.cost import (
     BUCKET_NBYTES,
+    KINDS,
+    OWN,
+    Cluster,
+    Profile,
     Strategy,
     Workload,
     exposed_in_backward,

@@ -38,6 +38,7 @@ GUARD = 0xA5
 CPU = torch.device("cpu")
 
 Kind = Callable[[Tensor, torch.Generator, float, float], Tensor]
+Storage = torch.dtype | None
 
 
 def _put(x: Tensor, g: torch.Generator, value: float) -> Tensor:
@@ -189,10 +190,7 @@ class Subject(NamedTuple):
         empty = torch.full((layout.wire_nbytes,), GUARD, dtype=torch.uint8)
         wire = Placed(empty, shift, self.device)
         layout.encode(source.tensor, held, out=wire.tensor, prescale=prescale, kernels=self.kernels)
-        broken = _outside("encode", [*placed, wire])
-        for what, (now, before) in given.items():
-            changed = difference(now.tensor.cpu(), before)
-            broken += [f"{what} after encode: {changed}"] if changed else []
+        broken = _outside("encode", [*placed, wire]) + _changed("encode", given)
         return Attempt(Outcome(wire.tensor.cpu(), outputs.cpu(), torch.empty(0)), broken)
 
     def decode(self, c: Codec, wires: Sequence[Tensor], n: int, shift: int) -> Attempt:
@@ -200,10 +198,8 @@ class Subject(NamedTuple):
         placed = [Placed(wire, shift, self.device) for wire in wires]
         out = Placed(torch.full((n,), 7.0), shift, self.device)
         c.decode_sum([p.tensor for p in placed], n, out=out.tensor, kernels=self.kernels)
-        broken = _outside("decode", [*placed, out])
-        for i, (now, before) in enumerate(zip(placed, wires)):
-            changed = difference(now.tensor.cpu(), before)
-            broken += [f"wire {i} after decode: {changed}"] if changed else []
+        given = {f"wire {i}": pair for i, pair in enumerate(zip(placed, wires))}
+        broken = _outside("decode", [*placed, out]) + _changed("decode", given)
         empty = torch.empty(0)
         return Attempt(Outcome(empty, empty, out.tensor.cpu()), broken)
 
@@ -213,8 +209,13 @@ def _outside(call: str, placed: Sequence[Placed]) -> list[str]:
     return [] if intact else [f"{call}: expected no writes outside the tensors, got some"]
 
 
+def _changed(call: str, given: dict[str, tuple[Placed, Tensor]]) -> list[str]:
+    found = {name: difference(now.tensor.cpu(), old) for name, (now, old) in given.items()}
+    return [f"{name} after {call}: {text}" for name, text in found.items() if text]
+
+
 @cache
-def reference(spec: str, dtype: torch.dtype, storage: torch.dtype | None, case: Case) -> Outcome:
+def reference(spec: str, dtype: torch.dtype, storage: Storage, case: Case) -> Outcome:
     """The reference's results for a case, at aligned addresses."""
     c, subject = codec(spec), Subject("reference")
     encoded = subject.encode(c, *inputs(spec, dtype, storage, case), case.prescale, 0)
@@ -225,7 +226,7 @@ def reference(spec: str, dtype: torch.dtype, storage: torch.dtype | None, case: 
 
 @cache
 def inputs(
-    spec: str, dtype: torch.dtype, storage: torch.dtype | None, case: Case
+    spec: str, dtype: torch.dtype, storage: Storage, case: Case
 ) -> tuple[Tensor, Tensor | None]:
     c = codec(spec)
     return case.gradient(c, dtype), case.residual(c, storage) if storage else None

@@ -54,7 +54,8 @@ class Compress(Registration, Callback):  # type: ignore[misc]
                 "hook per model; remove ddp_comm_hook= or the callback"
             )
         self.register(strategy.model, getattr(strategy.precision_plugin, "scaler", None))
-        self.load(self._mine())
+        if self._saved:  # a new rank takes the last one's state; residuals in it are refused
+            self.load(self._saved[min(dist.get_rank(), len(self._saved) - 1)])
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
@@ -78,9 +79,3 @@ class Compress(Registration, Callback):  # type: ignore[misc]
                 f"all ranks, got {arguments.describe(state_dict)}"
             )
         self._saved = ranks
-
-    def _mine(self) -> Mapping[str, Any] | None:
-        """This rank's state. A new rank takes the last one's; residuals in it are refused."""
-        if not self._saved:
-            return None
-        return self._saved[min(dist.get_rank(), len(self._saved) - 1)]

@@ -7,9 +7,7 @@ from. Its method train(), which calls them, knows both.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -57,21 +55,15 @@ class Compress(Registration, TrainerCallback):  # type: ignore[misc]
 
 def _training() -> tuple[Any, str | None]:
     """The Trainer whose train() is running in this thread, and the checkpoint it resumes from."""
-    for frame in _callers():
-        trainer, name = frame.f_locals.get("self"), "resume_from_checkpoint"
-        if isinstance(trainer, Trainer) and name in frame.f_locals:
-            return trainer, frame.f_locals[name] or None
+    for caller in inspect.stack(context=0):
+        variables = caller.frame.f_locals
+        trainer, name = variables.get("self"), "resume_from_checkpoint"
+        if isinstance(trainer, Trainer) and name in variables:
+            return trainer, variables[name] or None
     raise RuntimeError(
         "Compress: expected to be called by transformers.Trainer.train(), got a call from "
         "elsewhere; with another training loop use zcomm.compress(ddp)"
     )
-
-
-def _callers() -> Iterator[FrameType]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _file_in(folder: Path, rank: int) -> Path:

@@ -106,7 +106,7 @@ def network(hosts: int | None, rate: str | None) -> Iterator[list[list[str]]]:
         yield []
         return
     require_tools()
-    remove_stale_namespaces()
+    remove_namespaces(lambda pid: not Path(f"/proc/{pid}").exists())  # of a run that was killed
     names = [f"zcomm-{os.getpid()}-{host}" for host in range(hosts)]
     try:
         connect(names, f"zcomm-{os.getpid()}-bridge", rate)
@@ -130,10 +130,6 @@ def connect(names: list[str], bridge: str, rate: str | None) -> None:
         ip(f"-n {name} link set lo up")
         for namespace, device in ((name, INTERFACE), (bridge, port)):
             command(f"tc -n {namespace} qdisc add dev {device} root tbf rate {rate} {SHAPE}")
-
-
-def remove_stale_namespaces() -> None:
-    remove_namespaces(lambda pid: not Path(f"/proc/{pid}").exists())
 
 
 def remove_namespaces(chosen: Callable[[int], bool]) -> None:

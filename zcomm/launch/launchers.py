@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -54,10 +55,7 @@ def local(
     """Starts ranks on this machine: on loopback, or on emulated hosts behind links."""
     host_count = world_size // per_host if on_hosts else None
     with hosts.world(world_size, host_count, rate) as world:
-
-        def run(fn: Callable[..., Any], *args: Any) -> list[Any]:
-            return world.run(fn, *args, timeout_s=3600)
-
+        run = partial(world.run, timeout_s=3600)
         link = rate.lower() if rate else LOOPBACK
         each = per_host if on_hosts else world_size
         yield Launcher(run, world_size, each, link)

@@ -58,10 +58,8 @@ def free_nbytes() -> float:
 
 def machine_free_nbytes() -> float:
     meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024.0
-    return float("inf")
+    found = re.search(r"MemAvailable:\s*(\d+)", meminfo.read_text() if meminfo.exists() else "")
+    return int(found[1]) * 1024.0 if found else float("inf")
 
 
 def container_free_nbytes() -> float:

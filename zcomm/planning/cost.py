@@ -1,4 +1,4 @@
-"""The cost model: how long a collective takes.
+"""The cost model: how long a collective takes, and a training step.
 
     line      = bytes that leave the host / the host's bandwidth
     processor = codec + messages + chunks + bytes in and out, on the cores that ranks share
@@ -6,6 +6,14 @@
 
 `u` is the part of the shorter one that the chunk pipeline does not hide. A single chunk overlaps
 nothing. docs/bandwidth.md derives the model and says how a profile is fitted.
+
+In a step, DDP hands over one bucket after another during backward. With b buckets, the first is
+ready when 1/b of backward is done and the last when backward ends:
+
+    after = max(comm / b, comm - backward · (1 - 1/b))
+
+If communication runs on the cores that compute, it slows backward down by the time it takes for all
+buckets but the last. What the optimizer's step gathers after backward is fully exposed.
 """
 
 from __future__ import annotations
@@ -32,6 +40,7 @@ FORMAT = "zcomm cost model 1"
 DEFAULT_PROFILE = Path(__file__).with_name("default_profile.json")
 # The share of a link left after TCP and Ethernet overhead, if a profile has not measured it.
 USUAL_EFFICIENCY = 0.95
+BUCKET_NBYTES = 25 << 20  # DDP's default
 
 
 @dataclass(frozen=True)
@@ -168,6 +177,57 @@ def cpu_parts(profile: Profile, load: Load) -> tuple[float, float]:
 def codec_s(cost: CodecCost, load: Load) -> float:
     summed_s = load.summed * cost.summed_s(load.world_size)
     return load.encoded * cost.encode_s + summed_s + load.decoded * cost.decode_s
+
+
+class Workload(NamedTuple):
+    """The model, and how long a step computes."""
+
+    numel: int
+    itemsize: int  # of gradients, which the backend's own collective sends unchanged
+    step_s: float
+    backward_share: float
+    shares_cores: bool  # communication runs on the cores that compute
+
+
+class Strategy(NamedTuple):
+    """Stage 0 is DDP, stage 1 is ZeRO. The codec is OWN for DDP alone."""
+
+    stage: int
+    codec: str
+    gather_codec: str | None = None  # for parameters, at stage 1
+
+
+class StepTime(NamedTuple):
+    compute_s: float
+    hidden_s: float
+    exposed_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.exposed_s
+
+
+def step_time(
+    profile: Profile, workload: Workload, strategy: Strategy, cluster: Cluster
+) -> StepTime:
+    numel, itemsize = workload.numel, workload.itemsize
+    kind = "reduce_scatter" if strategy.stage else "all_reduce"
+    sent = estimate(profile, kind, numel, strategy.codec, cluster, itemsize)
+    exposed_s = exposed_in_backward(workload, sent)
+    total_s = sent.s
+    if strategy.stage:
+        assert strategy.gather_codec is not None
+        gathered = estimate(profile, "all_gather", numel, strategy.gather_codec, cluster)
+        exposed_s, total_s = exposed_s + gathered.s, total_s + gathered.s
+    return StepTime(workload.step_s, max(total_s - exposed_s, 0.0), exposed_s)
+
+
+def exposed_in_backward(workload: Workload, sent: Estimate) -> float:
+    buckets = math.ceil(workload.numel * workload.itemsize / BUCKET_NBYTES)
+    early = 1 - 1 / buckets
+    slower_s = sent.processor_s * early if workload.shares_cores else 0.0
+    backward_s = workload.step_s * workload.backward_share * early + slower_s
+    return slower_s + max(sent.s / buckets, sent.s - backward_s)
 
 
 def save(profile: Profile, path: Path) -> None:

@@ -7,9 +7,9 @@ without storage (torch's meta device) and adds up their bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,7 @@ def plan(
     settings = Settings("none" if codec is None else codec, **given)
     every, trained = _parameters(model, dtype)
     _expect_sendable(trained)
+    items = items_of(trained, settings, world_size)
     run = _Run(
         trained,
         settings,
@@ -113,32 +114,25 @@ def plan(
         sharded=stage == 1,
         compressed=codec is not None and world_size > 1,
         sides=1 if scaler in (None, False) else 2,
-        rank=_rank(rank, world_size),
+        items=items,
+        rank=_rank_that_owns_most(items, world_size) if rank is None else _rank(rank, world_size),
     )
     local = LocalGradients(trained, bucket_cap_mb, gradient_as_bucket_view)
     return run.plan(nbytes_of(every), local, optimizer_class(optimizer), {"lr": 3e-4, **arguments_})
 
 
-class _Run:
-    """The parameters of one rank, and what becomes of them. Rank None is the one with most."""
+class _Run(NamedTuple):
+    """The parameters of one rank, and what becomes of them."""
 
-    def __init__(
-        self,
-        trained: Named,
-        settings: Settings,
-        param_settings: Settings | None,
-        world_size: int,
-        *,
-        sharded: bool,
-        compressed: bool,
-        sides: int,
-        rank: int | None,
-    ) -> None:
-        self.trained, self.settings, self.param_settings = trained, settings, param_settings
-        self.world_size, self.sharded, self.compressed = world_size, sharded, compressed
-        self.sides = sides
-        self.items = items_of(trained, settings, world_size)
-        self.rank = _rank_that_owns_most(self.items.values(), world_size) if rank is None else rank
+    trained: Named
+    settings: Settings
+    param_settings: Settings | None
+    world_size: int
+    sharded: bool
+    compressed: bool
+    sides: int
+    items: Mapping[str, Item]
+    rank: int
 
     def plan(
         self, parameters: int, local: LocalGradients, kind: Any, options: Mapping[str, Any]
@@ -214,17 +208,15 @@ def _optimizer_nbytes(
     return state, step
 
 
-def _rank(rank: Any, world_size: int) -> int | None:
-    if rank is None:
-        return None
+def _rank(rank: Any, world_size: int) -> int:
     if arguments.count(rank, "rank") >= world_size:
         raise ValueError(f"rank: expected less than world_size {world_size}, got {rank}")
     return int(rank)
 
 
-def _rank_that_owns_most(items: Iterable[Item], world_size: int) -> int:
+def _rank_that_owns_most(items: Mapping[str, Item], world_size: int) -> int:
     owned = [0] * world_size
-    for item in items:
+    for item in items.values():
         for r, (start, stop) in enumerate(zip(item.bounds, item.bounds[1:])):
             owned[r] += stop - start
     return owned.index(max(owned))

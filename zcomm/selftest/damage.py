@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,15 +35,8 @@ def check(scope: Scope) -> Finding:
     for i, spec in enumerate(scope.specs):
         layout = Layout([Segment(codec(spec), _NUMEL)])
         grad = gradient(_NUMEL, _KINDS, torch.float32, patch=32, seed=i)
-        good = layout.encode(grad, kernels="reference")
-        with tally.guarded(spec, "an intact wire"):
-            _decode(scope.subject, layout, [good])
-        _check_flips(tally, scope, spec, layout, good)
-        _check_fields(tally, scope, spec, layout, good)
-        _check_bodies(tally, scope, spec, layout, good)
-        for length in (0, HEADER_NBYTES, good.numel() - 1, good.numel() + 1):
-            bad = torch.cat((good, good))[:length]
-            _expect_refused(tally, scope, spec, layout, [bad], 0, f"{length} bytes")
+        wire = layout.encode(grad, kernels="reference")
+        _Damage(tally, scope, spec, layout, wire).check()
     right = f"damaged wires of {len(scope.specs)} codecs refused, as by the reference"
     return tally.finding(right)
 
@@ -55,57 +49,65 @@ def with_checksum(wire: Tensor) -> Tensor:
     return wire
 
 
-def _check_flips(tally: Tally, scope: Scope, spec: str, layout: Layout, good: Tensor) -> None:
-    """Flips one bit of every byte."""
-    for i in range(0, good.numel(), 3 if scope.quick else 1):
-        bad = good.clone()
-        bad[i] ^= 1 << (i * 5 % 8)
-        _expect_refused(tally, scope, spec, layout, [bad], 0, f"a flipped bit in byte {i}")
+class _Damage(NamedTuple):
+    """A good wire of a codec, damaged in many ways."""
 
+    tally: Tally
+    scope: Scope
+    spec: str
+    layout: Layout
+    good: Tensor
 
-def _check_fields(tally: Tally, scope: Scope, spec: str, layout: Layout, good: Tensor) -> None:
-    for field, (at, value) in _FIELDS.items():
-        bad = good.clone()
-        bad[at : at + len(value)] = torch.tensor(list(value), dtype=torch.uint8)
-        wires = [good, with_checksum(bad), good]
-        _expect_refused(tally, scope, spec, layout, wires, 1, f"a wrong {field}")
+    def check(self) -> None:
+        with self.tally.guarded(self.spec, "an intact wire"):
+            _decode(self.scope.subject, self.layout, [self.good])
+        self._check_flips()
+        self._check_fields()
+        self._check_bodies()
+        for length in (0, HEADER_NBYTES, self.good.numel() - 1, self.good.numel() + 1):
+            bad = torch.cat((self.good, self.good))[:length]
+            self._expect_refused([bad], 0, f"{length} bytes")
 
+    def _check_flips(self) -> None:
+        """Flips one bit of every byte."""
+        for i in range(0, self.good.numel(), 3 if self.scope.quick else 1):
+            bad = self.good.clone()
+            bad[i] ^= 1 << (i * 5 % 8)
+            self._expect_refused([bad], 0, f"a flipped bit in byte {i}")
 
-def _check_bodies(tally: Tally, scope: Scope, spec: str, layout: Layout, good: Tensor) -> None:
-    """Random bytes under a correct checksum: refused if the reference refuses them."""
-    g = torch.Generator().manual_seed(len(spec))
-    for i in range(6 if scope.quick else 30):
-        bad = good.clone()
-        at = torch.randint(HEADER_NBYTES, good.numel(), (1 + i % 4,), generator=g)
-        bad[at] = torch.randint(256, (1 + i % 4,), generator=g, dtype=torch.uint8)
-        wires = [good, with_checksum(bad)]
-        what = f"random bytes at {sorted(at.tolist())}"
-        try:
-            expected = _decode(_REFERENCE, layout, wires)
-        except WireError:
-            _expect_refused(tally, scope, spec, layout, wires, 1, what)
-            continue
-        with tally.guarded(spec, what):
-            tally.same(spec, what, _decode(scope.subject, layout, wires), expected)
+    def _check_fields(self) -> None:
+        for field, (at, value) in _FIELDS.items():
+            bad = self.good.clone()
+            bad[at : at + len(value)] = torch.tensor(list(value), dtype=torch.uint8)
+            self._expect_refused([self.good, with_checksum(bad), self.good], 1, f"a wrong {field}")
 
+    def _check_bodies(self) -> None:
+        """Random bytes under a correct checksum: refused if the reference refuses them."""
+        g = torch.Generator().manual_seed(len(self.spec))
+        for i in range(6 if self.scope.quick else 30):
+            bad = self.good.clone()
+            at = torch.randint(HEADER_NBYTES, bad.numel(), (1 + i % 4,), generator=g)
+            bad[at] = torch.randint(256, (1 + i % 4,), generator=g, dtype=torch.uint8)
+            wires = [self.good, with_checksum(bad)]
+            what = f"random bytes at {sorted(at.tolist())}"
+            try:
+                expected = _decode(_REFERENCE, self.layout, wires)
+            except WireError:
+                self._expect_refused(wires, 1, what)
+                continue
+            with self.tally.guarded(self.spec, what):
+                got = _decode(self.scope.subject, self.layout, wires)
+                self.tally.same(self.spec, what, got, expected)
 
-def _expect_refused(
-    tally: Tally,
-    scope: Scope,
-    spec: str,
-    layout: Layout,
-    wires: Sequence[Tensor],
-    index: int,
-    what: str,
-) -> None:
-    with tally.guarded(spec, what):
-        try:
-            _decode(scope.subject, layout, wires)
-            tally.expect(spec, f"{what}: expected the wire to be refused, got its values")
-        except WireError as error:
-            named = error.wire_index == index
-            told = f"{what}: expected wire {index} to be refused, got {error}"
-            tally.expect(spec, "" if named else told)
+    def _expect_refused(self, wires: Sequence[Tensor], index: int, what: str) -> None:
+        with self.tally.guarded(self.spec, what):
+            fault = f"{what}: expected the wire to be refused, got its values"
+            try:
+                _decode(self.scope.subject, self.layout, wires)
+            except WireError as error:
+                told = f"{what}: expected wire {index} to be refused, got {error}"
+                fault = "" if error.wire_index == index else told
+            self.tally.expect(self.spec, fault)
 
 
 def _decode(subject: Subject, layout: Layout, wires: Sequence[Tensor]) -> Tensor:

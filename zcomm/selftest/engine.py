@@ -25,7 +25,7 @@ from zcomm.engine.engine import make_engine
 from zcomm.engine.job import REDUCE_SCATTER, Job, JobData
 from zcomm.engine.streams import streams_of
 from zcomm.kernels import KERNELS_VARIABLE
-from zcomm.launch.trial import first_error, try_on_ranks
+from zcomm.launch.ranks import first_error, try_on_ranks
 from zcomm.report.finding import OK, PROBLEM, Finding, reason
 from zcomm.selftest.tally import DO_NOT_TRAIN, Scope
 from zcomm.sharding.chunks import Item, make_chunks

@@ -12,19 +12,8 @@ from torch import Tensor
 
 from zcomm.codecs import codec
 from zcomm.codecs.layout import Layout, Residuals, Segment
-from zcomm.conformance.contract import (
-    CASES,
-    FINITE_KINDS,
-    GRAD_DTYPES,
-    KINDS,
-    STORAGES,
-    Case,
-    Subject,
-    gradient,
-    inputs,
-    reference,
-    stored_residual,
-)
+from zcomm.conformance import contract
+from zcomm.conformance.contract import GRAD_DTYPES, STORAGES, Case, Storage, Subject, gradient
 from zcomm.report.finding import Finding
 from zcomm.selftest.tally import Scope, Tally
 
@@ -40,7 +29,7 @@ _MIXED = "mixed"
 def check_contract(scope: Scope) -> Finding:
     """Every codec, gradient dtype, residual storage and case, and sums of 1 to 9 wires."""
     tally = Tally()
-    cases = CASES[1::4] if scope.quick else CASES
+    cases = contract.CASES[1::4] if scope.quick else contract.CASES
     for spec in scope.specs:
         for dtype, storage, case in product(GRAD_DTYPES, STORAGES, cases):
             _check_case(tally, scope.subject, spec, dtype, storage, case)
@@ -57,18 +46,13 @@ def check_contract(scope: Scope) -> Finding:
 
 
 def _check_case(
-    tally: Tally,
-    subject: Subject,
-    spec: str,
-    dtype: torch.dtype,
-    storage: torch.dtype | None,
-    case: Case,
+    tally: Tally, subject: Subject, spec: str, dtype: torch.dtype, storage: Storage, case: Case
 ) -> None:
     what = f"{dtype} gradient, {storage} residual, {case}"
     c = codec(spec)
     with tally.guarded(spec, what):
-        expected = reference(spec, dtype, storage, case)
-        arguments = inputs(spec, dtype, storage, case)
+        expected = contract.reference(spec, dtype, storage, case)
+        arguments = contract.inputs(spec, dtype, storage, case)
         got = subject.encode(c, *arguments, case.prescale, case.shift)
         tally.same(spec, f"wire, {what}", got.outcome.wire, expected.wire)
         tally.same(spec, f"residual, {what}", got.outcome.residual, expected.residual)
@@ -83,7 +67,7 @@ def _check_case(
 def _wires(spec: str, n: int) -> list[Tensor]:
     """Wires of all kinds of gradients."""
     cases = [Case(n, turn) for turn in (4, 0, 5, 1, 2, 9, 6, 7, 3)]
-    return [reference(spec, torch.float32, torch.float32, case).wire for case in cases]
+    return [contract.reference(spec, torch.float32, torch.float32, case).wire for case in cases]
 
 
 @cache
@@ -137,23 +121,18 @@ def _mixed_layout(specs: tuple[str, ...]) -> Layout:
 
 
 def _check_layout(
-    tally: Tally,
-    subject: Subject,
-    spec: str,
-    layout: Layout,
-    dtype: torch.dtype,
-    storage: torch.dtype | None,
+    tally: Tally, subject: Subject, spec: str, layout: Layout, dtype: torch.dtype, storage: Storage
 ) -> None:
     what = f"{len(layout.segments)} segments, {dtype} gradient, {storage} residual"
-    kinds = list(KINDS if spec == _MIXED else FINITE_KINDS)
+    kinds = list(contract.KINDS if spec == _MIXED else contract.FINITE_KINDS)
     grad = gradient(layout.span, kinds, dtype, patch=3000)
     for segment in layout.segments[1::4]:
         grad[segment.offset : segment.offset + segment.numel] = 0.0  # idle
-    r = gradient(layout.span, list(FINITE_KINDS), torch.float32, patch=3000, seed=1)
+    r = gradient(layout.span, list(contract.FINITE_KINDS), torch.float32, patch=3000, seed=1)
     stored = None
     if storage is not None:
         pieces = [(s.codec, r[s.offset : s.offset + s.numel]) for s in layout.segments]
-        stored = [stored_residual(codec(c.spec), piece, storage) for c, piece in pieces]
+        stored = [contract.stored_residual(codec(c.spec), piece, storage) for c, piece in pieces]
     with tally.guarded(spec, what):
         with _one_thread():
             expected = _encoded(_REFERENCE, layout, grad, stored)

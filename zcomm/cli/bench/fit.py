@@ -204,13 +204,10 @@ def summary(profile: Profile) -> str:
 
 
 def comparison(profile: Profile, rows: Sequence[Row]) -> str:
-    cells = [comparison_cells(profile, row) for row in rows if row.codec != OWN]
-    headings = ("collective", "size", "codec", "measured", "model", "off")
-    return whole(headings, cells, left=3)
-
-
-def comparison_cells(profile: Profile, row: Row) -> list[str]:
-    model_s = predicted_s(profile, row)
-    off = f"{100 * (model_s / row.s - 1):+.0f}%"
-    times = [show_seconds(row.s), show_seconds(model_s), off]
-    return [row.kind, show_bytes(row.nbytes), row.codec or "own", *times]
+    cells = []
+    for row in (row for row in rows if row.codec != OWN):
+        model_s = predicted_s(profile, row)
+        off = f"{100 * (model_s / row.s - 1):+.0f}%"
+        times = [show_seconds(row.s), show_seconds(model_s), off]
+        cells.append([row.kind, show_bytes(row.nbytes), row.codec, *times])
+    return whole(("collective", "size", "codec", "measured", "model", "off"), cells, left=3)

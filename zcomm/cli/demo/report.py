@@ -6,18 +6,11 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import zcomm
-from zcomm.cli.demo import gpt
-from zcomm.cli.demo.training import (
-    BATCH,
-    MODEL,
-    PEAK_LR,
-    VARIANTS,
-    Outcome,
-    parameter_count,
-    tokens_per_step,
-)
+from zcomm.cli.demo import gpt, training
+from zcomm.cli.demo.training import MODEL, VARIANTS, Outcome
 from zcomm.launch import machine
 from zcomm.report import page as report
 from zcomm.report import plot, table
@@ -98,47 +91,29 @@ class Result:
             plot.Series(name, range(1, len(curve) + 1), curve) for name, curve in zip(names, curves)
         ]
         over_seconds = [plot.Series(*one) for one in zip(names, seconds, curves)]
+        time, title = "seconds of training, this variant alone", "Bytes on the network"
+        sent, label = [row.sent for row in self.rows], "sent per step and rank, including headers"
         return [
             plot.lines(over_steps, title="Loss over steps", x_label="step", y_label=y_label),
-            plot.lines(
-                over_seconds,
-                title="Loss over seconds",
-                x_label="seconds of training, this variant alone",
-                y_label=y_label,
-            ),
-            plot.bars(
-                names,
-                [row.sent for row in self.rows],
-                title="Bytes on the network",
-                label="sent per step and rank, including headers",
-                show=show_bytes,
-            ),
+            plot.lines(over_seconds, title="Loss over seconds", x_label=time, y_label=y_label),
+            plot.bars(names, sent, title=title, label=label, show=show_bytes),
         ]
 
     def picture(self) -> str:
         return plot.side_by_side(self.plots(), name="zcomm demo: a small GPT trained four ways")
 
     def page(self) -> str:
-        headings = ("variant", "loss", "held-out loss", "step", "sent per step")
-        return report.page(
-            "zcomm demo: one small GPT, trained four ways",
-            self.about(),
-            [
-                report.section(
-                    f"{VARIANTS[-1].name}, compared with {VARIANTS[0].name}", "", self.facts()
-                ),
-                report.section("The training", self.introduction(), *self.plots()),
-                report.section(
-                    "The figures",
-                    f"{self.replicas()} {self.explanation()}",
-                    report.table(
-                        (*headings, "optimizer state per rank", "speed-up"),
-                        [row.cells() for row in self.rows],
-                        marked=len(self.rows) - 1,
-                    ),
-                ),
-            ],
-        )
+        first = ("variant", "loss", "held-out loss", "step", "sent per step")
+        headings = (*first, "optimizer state per rank", "speed-up")
+        cells = [row.cells() for row in self.rows]
+        figures = report.table(headings, cells, marked=len(cells) - 1)
+        compared = f"{VARIANTS[-1].name}, compared with {VARIANTS[0].name}"
+        sections = [
+            report.section(compared, "", self.facts()),
+            report.section("The training", self.introduction(), *self.plots()),
+            report.section("The figures", f"{self.replicas()} {self.explanation()}", figures),
+        ]
+        return report.page("zcomm demo: one small GPT, trained four ways", self.about(), sections)
 
     def facts(self) -> str:
         first, last = self.rows[0], self.rows[-1]
@@ -171,25 +146,21 @@ class Result:
 
     def master_nbytes(self) -> int:
         """Of the last variant, on the rank that owns most."""
-        plan = zcomm.plan(
-            gpt.GPT(**MODEL),
-            world_size=self.world_size,
-            stage=1,
-            codec=VARIANTS[-1].codec,
-            param_codec=VARIANTS[-1].param_codec,
-        )
-        return plan.masters
+        model, last = gpt.GPT(**MODEL), VARIANTS[-1]
+        codecs: dict[str, Any] = {"codec": last.codec, "param_codec": last.param_codec}
+        return zcomm.plan(model, self.world_size, stage=1, **codecs).masters
 
     def about(self) -> dict[str, object]:
+        tokens = training.tokens_per_step(self.world_size)
         return {
             "command": self.command,
             "link": self.link,
             **machine.describe(zcomm.__version__),
             "ranks": f"{self.world_size}, one thread each, over gloo",
             "model": ", ".join(f"{name} {value}" for name, value in MODEL.items())
-            + f"; {parameter_count():,} parameters",
-            "batch": f"{BATCH} windows a rank, {tokens_per_step(self.world_size)} tokens per step",
-            "optimizer": f"AdamW, peak learning rate {PEAK_LR:g}, warm-up, cosine",
+            + f"; {training.parameter_count():,} parameters",
+            "batch": f"{training.BATCH} windows a rank, {tokens} tokens per step",
+            "optimizer": f"AdamW, peak learning rate {training.PEAK_LR:g}, warm-up, cosine",
             "steps": f"{self.steps}, in turns, with the same weights and batches",
             "text": f"Python's standard library, sha256 {gpt.standard_library().sha256[:16]}…",
             "total time": f"{self.total_s:.0f} s",
@@ -230,6 +201,6 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 
 def about_training() -> str:
     return (
-        f"A GPT with {parameter_count() / 1e6:.1f}M parameters learns the source of Python's "
-        "standard library. Four variants take turns."
+        f"A GPT with {training.parameter_count() / 1e6:.1f}M parameters learns the source of "
+        "Python's standard library. Four variants take turns."
     )

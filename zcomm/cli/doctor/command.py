@@ -150,18 +150,14 @@ def check_kernels() -> Finding:
     if name is None:
         return Finding(OK, lines, details=details)
     forced = f"{KERNELS_VARIABLE}={name}"
-    takes = (
-        " or ".join(kernels.ON_GPUS.get(name, ("cpu",))) if name != "reference" else "any device"
-    )
-    lines.append(f"but {forced} forces {name}, for tensors on {takes}")
     if name in sets and not sets[name]:
+        devices = ("any device",) if name == "reference" else kernels.ON_GPUS.get(name, ("cpu",))
+        lines.append(f"but {forced} forces {name}, for tensors on {' or '.join(devices)}")
         return Finding(NOTE, lines, details=details)
-    lines[-1] = f"but {forced} names " + (
-        f"{name}, which is unavailable" if name in sets else "no set"
-    )
-    return Finding(
-        PROBLEM, lines, f"Unset {forced}: it makes calls without kernels= fail.", details
-    )
+    wrong = f"{name}, which is unavailable" if name in sets else "no set"
+    lines.append(f"but {forced} names {wrong}")
+    remedy = f"Unset {forced}: it makes calls without kernels= fail."
+    return Finding(PROBLEM, lines, remedy, details)
 
 
 _REINSTALL = (

@@ -14,7 +14,7 @@ import zcomm
 from zcomm.conformance import vectors
 from zcomm.kernels import KERNELS_VARIABLE, ON_GPUS, forced
 from zcomm.launch.interfaces import LOOPBACK, gloo_choice, list_interfaces
-from zcomm.launch.trial import first_error, try_on_ranks
+from zcomm.launch.ranks import first_error, try_on_ranks
 from zcomm.report.finding import OK, PROBLEM, Finding
 
 STEPS = 3
@@ -49,10 +49,8 @@ def check_ranks() -> Finding:
     details: dict[str, Any] = {"interface": interface, "error": failed, "ranks": results}
     if not failed:
         return judged(results, interface, details)
-    lines = [
-        f"2 ranks over {interface} failed: {first_error(failed)}",
-        "For the full error: --json",
-    ]
+    what = f"2 ranks over {interface} failed: {first_error(failed)}"
+    lines = [what, "For the full error: --json"]
     remedy = "Read the full error: zcomm doctor --json."
     if interface != LOOPBACK:
         works = not _run(LOOPBACK)[0]
@@ -114,22 +112,16 @@ def _sha256(t: Tensor) -> str:
 
 
 def judged(results: list[Any], interface: str, details: dict[str, Any]) -> Finding:
-    lines = []
+    lines, when = [], f"after {STEPS} steps of DDP with lm4"
     if len({found["replica"] for found in results}) > 1:
-        lines.append(
-            f"expected identical replicas after {STEPS} steps of DDP with lm4, got different ones"
-        )
+        lines.append(f"expected identical replicas {when}, got different ones")
     if not all(found["finite"] for found in results):
-        lines.append(
-            f"expected finite parameters after {STEPS} steps of DDP with lm4, got NaN or Inf"
-        )
+        lines.append(f"expected finite parameters {when}, got NaN or Inf")
     worst = {spec: max(found["errors"][spec] for found in results) for spec in ERROR_LIMITS}
     for spec, limit in ERROR_LIMITS.items():
         if worst[spec] > limit:
-            lines.append(
-                f"all_reduce with {spec}: expected an error of at most {limit:g}, got "
-                f"{worst[spec]:.3g}"
-            )
+            got = f"expected an error of at most {limit:g}, got {worst[spec]:.3g}"
+            lines.append(f"all_reduce with {spec}: {got}")
     if lines:
         remedy = "Do not train with this build: its results are wrong. Reinstall torch and zcomm."
         return Finding(PROBLEM, lines, remedy, details)

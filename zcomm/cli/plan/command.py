@@ -23,8 +23,7 @@ from zcomm.cli.bench.command import checked_codecs
 from zcomm.cli.plan.rows import PlanRow, recommended, rows_for
 from zcomm.codecs import SPECS
 from zcomm.planning import cost
-from zcomm.planning.cost import OWN, Cluster, Profile
-from zcomm.planning.step_cost import Workload
+from zcomm.planning.cost import OWN, Cluster, Profile, Workload
 from zcomm.report.table import whole
 from zcomm.report.units import parse_count, parse_rate, parse_size, show_bytes, show_seconds
 from zcomm.report.usage import UsageError, expect_writable, wrapped

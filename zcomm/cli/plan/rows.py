@@ -8,9 +8,8 @@ from typing import NamedTuple
 from zcomm.cli.bench.collective_rows import OWN_ERROR
 from zcomm.codecs import codec
 from zcomm.planning import cost
-from zcomm.planning.cost import OWN, Cluster, Profile
+from zcomm.planning.cost import OWN, Cluster, Profile, StepTime, Strategy, Workload, step_time
 from zcomm.planning.memory import MemoryPlan
-from zcomm.planning.step_cost import StepTime, Strategy, Workload, step_time
 from zcomm.report.units import show_bytes
 
 # Steps within 2% count as equally fast: the model is not more precise than that.
