@@ -32,9 +32,7 @@ class Compress(Registration, Callback):  # type: ignore[misc]
     A checkpoint has the residuals of all ranks; rank 0 gathers them when it is saved.
     """
 
-    def __init__(self, codec: Any = "lm4", **settings: Any) -> None:
-        super().__init__(codec, **settings)
-        self._saved: Sequence[Mapping[str, Any]] = ()
+    _saved: Sequence[Mapping[str, Any]] = ()
 
     @property
     def state_key(self) -> str:

@@ -92,11 +92,6 @@ class Estimate(NamedTuple):
     chunks: int
 
 
-def all_on_one(profile: Profile, world_size: int) -> Cluster:
-    """Ranks as in a fit: each with its own link, all on this machine."""
-    return Cluster(world_size, 1, world_size, profile.cores, profile.bytes_per_s)
-
-
 def estimate(
     profile: Profile, kind: str, numel: int, spec: str, cluster: Cluster, itemsize: int = 4
 ) -> Estimate:
@@ -170,13 +165,11 @@ def load_of(kind: str, numel: int, spec: str, world_size: int) -> Load:
 def cpu_parts(profile: Profile, load: Load) -> tuple[float, float]:
     """CPU seconds of the engine's thread, and of the threads that move its bytes."""
     messages = load.chunks * load.hops * (load.world_size - 1)
-    engine_s = codec_s(profile.cost(load.spec), load) + load.chunks * load.hops * profile.chunk_s
-    return engine_s, messages * profile.message_s + load.sent * profile.wire_s
-
-
-def codec_s(cost: CodecCost, load: Load) -> float:
+    cost = profile.cost(load.spec)
     summed_s = load.summed * cost.summed_s(load.world_size)
-    return load.encoded * cost.encode_s + summed_s + load.decoded * cost.decode_s
+    codec_s = load.encoded * cost.encode_s + summed_s + load.decoded * cost.decode_s
+    engine_s = codec_s + load.chunks * load.hops * profile.chunk_s
+    return engine_s, messages * profile.message_s + load.sent * profile.wire_s
 
 
 class Workload(NamedTuple):

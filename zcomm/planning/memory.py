@@ -16,8 +16,14 @@ from torch import Tensor, nn
 
 from zcomm.base import arguments
 from zcomm.ddp.parameters import items_of
-from zcomm.planning.buffer_memory import BufferBytes, Traffic, buffers_of
-from zcomm.planning.gradient_memory import LocalGradients, nbytes_of
+from zcomm.planning.buffer_memory import (
+    BufferBytes,
+    LocalGradients,
+    Named,
+    Traffic,
+    buffers_of,
+    nbytes_of,
+)
 from zcomm.planning.optimizer_memory import optimizer_class, optimizer_memory
 from zcomm.sharding.chunks import Item, piece_limit
 from zcomm.sharding.hierarchy import Hierarchy
@@ -27,7 +33,6 @@ from zcomm.zero.elementwise import try_on_parts
 from zcomm.zero.parameter_gather import needs_master
 from zcomm.zero.shards import GradientShards, Shard
 
-Named = dict[str, Tensor]
 # A parameter count stands for this many tensors of equal size.
 _TENSORS = 64
 

@@ -20,6 +20,7 @@ MOST_DOTS = 40  # lines with more points have no dots
 STITCH = 12  # length of the alternating colors where lines overlap
 
 Show = Callable[[float], str]
+Area = tuple[float, float, float, float]  # left, right, top, bottom
 
 
 @dataclass(frozen=True)
@@ -174,13 +175,7 @@ def legend(names: Sequence[str]) -> tuple[str, float]:
 
 
 def frame(
-    x_axis: Axis,
-    x: Scale,
-    y_axis: Axis,
-    y: Scale,
-    area: tuple[float, float, float, float],
-    x_label: str,
-    y_label: str,
+    x_axis: Axis, x: Scale, y_axis: Axis, y: Scale, area: Area, x_label: str, y_label: str
 ) -> list[str]:
     """Grid, ticks and labels."""
     left, right, top, bottom = area

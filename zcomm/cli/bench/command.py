@@ -98,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def bench(launcher: Launcher, wanted: BenchArguments, args: argparse.Namespace) -> int:
-    about = about_run(launcher, wanted)
+    run = {"ranks": launcher.ranks, "link": launcher.link, "rounds": wanted.rounds}
+    about = run | machine.describe(zcomm.__version__)
     output = bench_output.Output(about, wanted.codecs, launcher.leads)
     for row in measured(launcher, wanted, output):
         output.row(row)
@@ -117,11 +118,6 @@ def measured(
             for size in wanted.sizes:
                 by_rank = launcher.run(measure, size, keys, wanted.rounds, backend)
                 yield from rows_of(size, by_rank, launcher.per_host)
-
-
-def about_run(launcher: Launcher, wanted: BenchArguments) -> dict[str, object]:
-    run = {"ranks": launcher.ranks, "link": launcher.link, "rounds": wanted.rounds}
-    return run | machine.describe(zcomm.__version__)
 
 
 def launcher_of(wanted: BenchArguments) -> AbstractContextManager[Launcher]:

@@ -27,7 +27,7 @@ from zcomm.launch import machine
 from zcomm.launch.launchers import LOOPBACK, Launcher
 from zcomm.planning import cost
 from zcomm.planning.codec_costs import CodecCost, measure_costs
-from zcomm.planning.cost import KINDS, OWN, Profile
+from zcomm.planning.cost import KINDS, OWN, Cluster, Profile
 from zcomm.report.table import whole
 from zcomm.report.units import parse_rate, show_bytes, show_rate, show_seconds
 
@@ -144,7 +144,8 @@ def profile_of(
 
 
 def predicted_s(profile: Profile, row: Row) -> float:
-    cluster = cost.all_on_one(profile, row.ranks)
+    # Each rank has its own link, and all are on this machine.
+    cluster = Cluster(row.ranks, 1, row.ranks, profile.cores, profile.bytes_per_s)
     return cost.estimate(profile, row.kind, row.nbytes // 4, row.codec, cluster).s
 
 

@@ -95,12 +95,7 @@ def check_private() -> Finding:
 
 
 def check_backends() -> Finding:
-    there = {
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available(),
-        "mpi": dist.is_mpi_available(),
-        "ucc": dist.is_ucc_available(),
-    }
+    there = {name: dist.is_backend_available(name) for name in ("gloo", "nccl", "mpi", "ucc")}
     here, absent = ([name for name in there if there[name] is is_here] for is_here in (True, False))
     line = f"this torch has {', '.join(here) or 'none'}; it lacks {', '.join(absent) or 'none'}"
     if not there["gloo"]:

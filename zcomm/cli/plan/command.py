@@ -166,17 +166,16 @@ def where(profile: Profile) -> str:
 
 def print_tables(rows: list[PlanRow], best: PlanRow | None) -> None:
     names = [f"{MARK if row is best else ' '} {row.name}" for row in rows]
-    memory = [[name, *memory_cells(row)] for name, row in zip(names, rows)]
+    memory = [
+        [name, *(short_bytes(getattr(row.memory, part)) for part in MEMORY)]
+        for name, row in zip(names, rows)
+    ]
     print("\nMemory per rank, not counting activations")
     print(whole(("  strategy", *MEMORY_HEADINGS), memory))
     first = rows[0].time.step_s
     times = [[name, *time_cells(row, first)] for name, row in zip(names, rows)]
     print("\nTime per step (modeled). sent: bytes per rank; speed: relative to DDP alone")
     print(whole(("  strategy", *TIME_HEADINGS), times))
-
-
-def memory_cells(row: PlanRow) -> list[str]:
-    return [short_bytes(getattr(row.memory, name)) for name in MEMORY]
 
 
 def short_bytes(nbytes: int) -> str:
