@@ -16,14 +16,8 @@ from torch import Tensor, nn
 
 from zcomm.base import arguments
 from zcomm.ddp.parameters import items_of
-from zcomm.planning.buffer_memory import (
-    BufferBytes,
-    LocalGradients,
-    Named,
-    Traffic,
-    buffers_of,
-    nbytes_of,
-)
+from zcomm.planning import buffer_memory
+from zcomm.planning.buffer_memory import BufferBytes, LocalGradients, Named, nbytes_of
 from zcomm.planning.optimizer_memory import optimizer_class, optimizer_memory
 from zcomm.sharding.chunks import Item, piece_limit
 from zcomm.sharding.hierarchy import Hierarchy
@@ -169,10 +163,12 @@ class _Run(NamedTuple):
         return shards
 
     def _buffers(self, bucket: Named) -> BufferBytes:
-        traffic = Traffic(self.settings, self.param_settings, self.rank, self.world_size)
+        traffic = buffer_memory.Traffic(
+            self.settings, self.param_settings, self.rank, self.world_size
+        )
         gradients = traffic.gradients(self.trained, bucket, self.sharded)
         parameters = traffic.parameters(self.trained, self._shards) if self.sharded else ()
-        return buffers_of(list(gradients), list(parameters))
+        return buffer_memory.buffers_of(list(gradients), list(parameters))
 
     def _residuals(self, longest_chunk: int) -> int:
         """Of what this rank sends and, without ZeRO, of the sums it sends back."""

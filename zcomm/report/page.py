@@ -63,11 +63,7 @@ def section(heading: str, text: str, *bodies: str) -> str:
 
 
 def table(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    *,
-    left: int = 1,
-    marked: int | None = None,
+    headings: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1, marked: int = -1
 ) -> str:
     """The first `left` columns are words, the others numbers; `marked` is highlighted."""
     head = "".join(cell("th", name, i < left) for i, name in enumerate(headings))

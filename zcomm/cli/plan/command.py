@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import zcomm
 from zcomm.base import arguments
 from zcomm.cli.bench.command import checked_codecs
-from zcomm.cli.plan.rows import PlanRow, recommended, rows_for
+from zcomm.cli.plan.rows import PlanArguments, PlanRow, recommended, rows_for
 from zcomm.codecs import SPECS
 from zcomm.planning import cost
 from zcomm.planning.cost import OWN, Cluster, Profile, Workload
@@ -42,20 +40,6 @@ SHARED_LINK = (
 TIME_HEADINGS = ("sent", "compute", "hidden", "exposed", "step", "speed")
 
 
-class PlanArguments(NamedTuple):
-    """The checked arguments."""
-
-    numel: int
-    dtype: str
-    optimizer: str
-    workload: Workload
-    cluster: Cluster
-    codecs: list[str]
-    memory: int | None
-    hosts: int
-    net: str
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--params", required=True, metavar="N", help="parameters of the model, such as 7e9 or 350M")
@@ -67,12 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step-time", type=float, metavar="S", help="compute seconds per step (default: 1)")
     add("--backward-share", type=float, default=0.67, metavar="P", help="part of that in backward")
     add("--memory", metavar="SIZE", help="memory of a rank, such as 80G; skip rows that need more")
-    add(
-        "--cores",
-        type=int,
-        metavar="N",
-        help="cores per host (default: the profile's, or one per rank)",
-    )
+    cores = "cores per host (default: the profile's, or one per rank)"
+    add("--cores", type=int, metavar="N", help=cores)
     add("--spare-cores", action="store_true", help="compute runs elsewhere, as on a GPU")
     add("--codecs", nargs="+", default=SPECS, metavar="C", help="codecs to compare (default: all)")
     add("--profile", type=Path, metavar="FILE", help="a profile from `zcomm bench --fit FILE`")
@@ -84,20 +64,16 @@ def run(args: argparse.Namespace) -> int:
     wanted = checked(args, profile)
     if args.json:
         expect_writable(args.json)
-    cluster = wanted.cluster
-    # Rank 0 is among those that own most.
-    options: dict[str, Any] = {"optimizer": wanted.optimizer, "dtype": wanted.dtype, "rank": 0}
-    memory = partial(zcomm.plan, wanted.numel, cluster.world_size, **options)
     try:
-        rows = rows_for(profile, wanted.workload, cluster, wanted.codecs, wanted.dtype, memory)
+        rows = rows_for(profile, wanted)
     except (ValueError, TypeError) as error:  # from zcomm.plan, written for users
         raise UsageError(str(error)) from error
     best, reason = recommended(rows, wanted.memory)
     print(preface(args, wanted, profile))
     print_tables(rows, best)
     print("\n" + wrapped(reason))
-    if cluster.ranks_per_link > 1:
-        print(wrapped(SHARED_LINK.format(cluster.ranks_per_link)))
+    if wanted.cluster.ranks_per_link > 1:
+        print(wrapped(SHARED_LINK.format(wanted.cluster.ranks_per_link)))
     if args.json:
         written = values(args, wanted, profile, rows, best, reason)
         args.json.write_text(json.dumps(written, indent=2) + "\n")
@@ -122,15 +98,13 @@ def checked(args: argparse.Namespace, profile: Profile) -> PlanArguments:
     cores = args.cores or (profile.cores if args.profile else per_host)
     if cores < 1:
         raise UsageError(f"expected --cores of 1 or more, got {cores}")
-    numel = parse_count(args.params)
     bytes_per_s = parse_rate(args.net) / 8 * profile.efficiency
     itemsize = arguments.dtype_of(args.dtype, "dtype").itemsize
-    workload = Workload(numel, itemsize, step_s, args.backward_share, not args.spare_cores)
+    work = (itemsize, step_s, args.backward_share, not args.spare_cores)
     return PlanArguments(
-        numel,
         args.dtype,
         args.optimizer,
-        workload,
+        Workload(parse_count(args.params), *work),
         Cluster(args.world, per_host, per_host, cores, bytes_per_s),
         checked_codecs(args.codecs),
         parse_size(args.memory) if args.memory else None,
@@ -143,10 +117,10 @@ def preface(args: argparse.Namespace, wanted: PlanArguments, profile: Profile) -
     cluster, workload = wanted.cluster, wanted.workload
     assumed = " (assumed; set --step-time)" if args.step_time is None else ""
     what = (
-        f"{wanted.numel:,} parameters in {wanted.dtype}, {wanted.optimizer}, {cluster.world_size} "
-        f"ranks on {wanted.hosts} hosts ({wanted.net}, {cluster.cores} cores each). A step "
-        f"computes for {show_seconds(workload.step_s)}{assumed}, {workload.backward_share:.0%} of "
-        "it in backward."
+        f"{workload.numel:,} parameters in {wanted.dtype}, {wanted.optimizer}, "
+        f"{cluster.world_size} ranks on {wanted.hosts} hosts ({wanted.net}, {cluster.cores} cores "
+        f"each). A step computes for {show_seconds(workload.step_s)}{assumed}, "
+        f"{workload.backward_share:.0%} of it in backward."
     )
     if args.profile:
         origin = f"{args.profile}, fitted on {where(profile)}"
@@ -199,7 +173,7 @@ def values(
     return {
         "is": "a model, not a measurement",
         "profile": {"origin": str(args.profile or "built in"), "about": profile.about},
-        "parameters": wanted.numel,
+        "parameters": wanted.workload.numel,
         "dtype": wanted.dtype,
         "optimizer": wanted.optimizer,
         "hosts": wanted.hosts,

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from zcomm.cli.bench.collective_rows import OWN_ERROR
 from zcomm.codecs import codec
 from zcomm.planning import cost
 from zcomm.planning.cost import OWN, Cluster, Profile, StepTime, Strategy, Workload, step_time
-from zcomm.planning.memory import MemoryPlan
+from zcomm.planning.memory import MemoryPlan, plan
 from zcomm.report.units import show_bytes
 
 # Steps within 2% count as equally fast: the model is not more precise than that.
 TIE = 1.02
 # The codec that gathers parameters of a dtype exactly.
 EXACT = {"fp32": "none", "bf16": "bf16", "fp16": "fp16"}
+
+
+class PlanArguments(NamedTuple):
+    """The checked arguments."""
+
+    dtype: str
+    optimizer: str
+    workload: Workload
+    cluster: Cluster
+    codecs: list[str]
+    memory: int | None
+    hosts: int
+    net: str
 
 
 class PlanRow(NamedTuple):
@@ -49,20 +62,17 @@ def needs_feedback(spec: str) -> bool:
     return spec != OWN and codec(spec).needs_feedback
 
 
-def rows_for(
-    profile: Profile,
-    workload: Workload,
-    cluster: Cluster,
-    codecs: Sequence[str],
-    dtype: str,
-    plan: Callable[..., MemoryPlan],
-) -> list[PlanRow]:
+def rows_for(profile: Profile, wanted: PlanArguments) -> list[PlanRow]:
     """DDP alone; DDP with each codec; ZeRO with each, parameters exact or in the same codec."""
-    exact = EXACT[dtype]
+    workload, cluster, codecs = wanted.workload, wanted.cluster, wanted.codecs
+    exact = EXACT[wanted.dtype]
+    # Rank 0 is among those that own most.
+    same: dict[str, Any] = {"optimizer": wanted.optimizer, "dtype": wanted.dtype, "rank": 0}
 
-    def row(strategy: Strategy, **options: object) -> PlanRow:
+    def row(strategy: Strategy, **options: Any) -> PlanRow:
         spec = None if strategy.codec == OWN else strategy.codec
-        memory = plan(stage=strategy.stage, codec=spec, **options)
+        options |= same
+        memory = plan(workload.numel, cluster.world_size, strategy.stage, spec, **options)
         time = step_time(profile, workload, strategy, cluster)
         sent = sent_by(strategy, workload, cluster)
         return PlanRow(strategy, "param_codec" not in options, memory, time, sent)
