@@ -191,7 +191,7 @@ def test_corrupted_wire_names_its_sender(three_ranks: World, hop: str, byte: int
         assert error.seconds < 5  # long before any deadline
 
 
-# Errors of our own.
+# Our own errors.
 
 
 def train_with_fault(rank: int, world_size: int) -> list[Raised]:

@@ -42,7 +42,7 @@ def test_compiled_kernels() -> None:
 
 @pytest.fixture
 def any_order() -> Iterator[ctypes.CDLL]:
-    """The emulator; restores the usual thread order afterwards."""
+    """The emulator; restores the usual thread order afterward."""
     emulator = emulated_triton.emulator()
     yield emulator
     emulator.emulator_set_schedule(*FORWARD)

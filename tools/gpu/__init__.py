@@ -1,1 +1,1 @@
-"""What can be said of GPU code without a GPU: its machine code, its bytes, a predicted time."""
+"""Facts about GPU code that need no GPU: its machine code, the bytes it moves, a predicted time."""

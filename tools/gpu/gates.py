@@ -1,4 +1,4 @@
-"""What every kernel's machine code must be like: complete, in registers, in pieces of 128 bits."""
+"""Requirements for every kernel's machine code: complete, in registers, 128-bit accesses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gpu.machine_code import Resources, architectures, opcodes, resources
 ARCHITECTURES = (75, 80, 90, 100, 120)
 PLAIN = ("none", "bf16", "fp16")
 BLOCKS = ("int8", "fp8", "int4", "lm4", "lm3", "lm2", "sign")
-ROWS = (1, 2, 4, 8)  # of 128 elements, in a block
+ROWS = (1, 2, 4, 8)  # rows of 128 elements in a block
 DIGITS = tuple(f"zc_topk_digit_{i}" for i in range(3))
 
-# Registers of a thread, by rows of a block. A multiprocessor has 65,536, so it runs 5, 3 or 2 CTAs
-# of 128 threads, and 6 of codecs without blocks. lm* hold a block's rows twice.
+# Registers per thread, by rows per block. A multiprocessor has 65,536, so it runs 5, 3 or 2 CTAs of
+# 128 threads, or 6 for codecs without blocks. lm* hold a block's rows twice.
 CAPS = {1: 96, 2: 96, 4: 168, 8: 224}
 LM_CAPS = CAPS | {8: 248}
 OTHER_CAP = 80
 
-LOAD, STORE = "LDG", "STG"  # of global memory
+LOAD, STORE = "LDG", "STG"  # global memory
 LOCAL = ("LDL", "STL")
 
 
 def expected_kernels() -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Every kernel: how many registers it may have, and which accesses must have 128 bits."""
+    """For every kernel, how many registers it may use and which accesses must be 128 bits wide."""
     kernels: dict[str, tuple[int, tuple[str, ...]]] = {}
     kernels |= {f"zc_encode_{codec}": (OTHER_CAP, (LOAD, STORE)) for codec in PLAIN}
     kernels |= {f"zc_decode_{codec}": (OTHER_CAP, (STORE,)) for codec in (*PLAIN, "topk")}
@@ -40,9 +40,9 @@ def expected_kernels() -> dict[str, tuple[int, tuple[str, ...]]]:
 
 
 def failures(path: Path, disassembled: Sequence[int] = ARCHITECTURES) -> list[str]:
-    """Everything that is not as it must be, in the object at `path`.
+    """All violations in the object at `path`.
 
-    Instructions are looked at for the architectures of `disassembled`, resources for all.
+    Checks instructions for the architectures in `disassembled`, and resources for all.
     """
     return [
         *architecture_failures(path),
@@ -96,7 +96,7 @@ def instruction_failures(
 
 
 def count(opcodes: Counter[str], name: str, modifier: str = "") -> int:
-    """Instructions of this name: LDG.E.128.CONSTANT is an LDG with modifier 128."""
+    """Instructions with this name: LDG.E.128.CONSTANT is an LDG with modifier 128."""
     parts = {opcode: opcode.split(".") for opcode in opcodes}
     return sum(
         opcodes[opcode]

@@ -19,7 +19,7 @@ PACKAGES = {"cuobjdump": "nvidia-cuda-cuobjdump", "nvdisasm": "nvidia-cuda-nvdis
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel needs of a multiprocessor, for one architecture (75 is sm_75)."""
+    """What a kernel needs from a multiprocessor, for one architecture (75 is sm_75)."""
 
     kernel: str
     arch: int
@@ -30,7 +30,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Architectures:
-    """What an object holds: machine code, and PTX for what comes later."""
+    """What an object contains: machine code, and PTX for newer GPUs."""
 
     machine_code: frozenset[int]
     ptx: frozenset[int]
@@ -48,7 +48,7 @@ def architectures(path: Path) -> Architectures:
 
 
 def resources(path: Path) -> list[Resources]:
-    """Of every kernel, for every architecture."""
+    """The resources of every kernel, for every architecture."""
     found, arch, kernel = [], 0, ""
     for line in _run("cuobjdump", "--dump-resource-usage", path).splitlines():
         if match := re.match(r"arch = sm_(\d+)", line):
@@ -64,7 +64,7 @@ def resources(path: Path) -> list[Resources]:
 
 
 def opcodes(path: Path, arches: Iterable[int]) -> dict[tuple[str, int], Counter[str]]:
-    """By kernel and architecture: how often each opcode (`LDG.E.128`) stands in its code."""
+    """How often each opcode (`LDG.E.128`) occurs, by kernel and architecture."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         cubins = [(cubin, arch) for arch in arches for cubin in _cubins(path, arch, Path(folder))]
         texts = pool.map(lambda cubin: _run("nvdisasm", "-c", "-ndf", cubin[0]), cubins)

@@ -1,7 +1,7 @@
-"""How long a kernel would take if memory, or its shuffles, were all it waited for.
+"""How long a kernel would take if only memory, or its shuffles, limited it.
 
-A prediction, not a measurement: nothing here has run on a GPU. Arithmetic, atomics in shared memory
-(topk) and launches are not in the model.
+A prediction, not a measurement: nothing here has run on a GPU. The model leaves out arithmetic,
+atomics in shared memory (topk) and launches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Prediction:
 
 def predicted(traffic: Traffic, gpu: Gpu) -> Prediction:
     calls = ELEMENTS / traffic.call.n
-    # A multiprocessor starts one shuffle of a warp in each cycle.
+    # A multiprocessor issues one warp shuffle per cycle.
     shuffles_per_s = gpu.multiprocessors * gpu.clock_hz
     return Prediction(
         calls * traffic.nbytes / gpu.bandwidth, calls * traffic.shuffles / shuffles_per_s

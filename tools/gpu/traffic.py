@@ -1,8 +1,8 @@
-"""Bytes that the kernels move, counted by the emulator, against the least that a codec can do with.
+"""The bytes that kernels move, counted by the emulator, against the minimum for each codec.
 
-A kernel reads what it encodes, writes the wire and the residual, and reads wires and writes their
-sum: everything once. topk goes through its input five times (three digits of the threshold, the
-counts, the entries), and may read entries twice in decode_sum.
+An encode reads its input once and writes the wire and the residual once; a decode_sum reads each
+wire once and writes the sum once. topk reads its input five times (three digits of the threshold,
+the counts, the entries), and may read entries twice in decode_sum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zcomm import Codec, Layout, Residuals, Segment, codec, kernels
 from zcomm.kernels.cuda import CudaKernels
 
 TOPK_INPUT_PASSES, TOPK_ENTRY_PASSES = 5, 2
-LIMIT, TOPK_LIMIT = 1.10, 1.20  # of the minimum
+LIMIT, TOPK_LIMIT = 1.10, 1.20  # times the minimum
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 
@@ -31,7 +31,7 @@ class Call:
     n: int
     grad: torch.dtype = torch.float32
     storage: torch.dtype | None = None
-    wires: int = 0  # 0: encode
+    wires: int = 0  # 0 for an encode
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class Call:
 
     @property
     def minimum(self) -> int:
-        """Bytes, from the wire format."""
+        """The bytes that the wire format requires."""
         is_topk = self.codec.name == "topk"
         wire = self.codec.wire_nbytes(self.n)
         if self.wires:
@@ -67,7 +67,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a call did, in bytes and in shuffles of a warp."""
+    """The bytes that a call moved, and its warp shuffles."""
 
     call: Call
     loaded: int

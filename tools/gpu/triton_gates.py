@@ -1,4 +1,4 @@
-"""What Triton's kernels become for each kind of GPU: all in registers, nothing spilled."""
+"""Requirements for Triton's kernels on each kind of GPU: all in registers, nothing spilled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AMD = ("gfx90a", "gfx942")
 
 
 class CompiledVariant(Protocol):
-    """As tests/triton_compiler.py has it."""
+    """The same as Compiled in emulator/triton_compiler.py."""
 
     @property
     def variant(self) -> str: ...
@@ -29,10 +29,10 @@ class CompiledVariant(Protocol):
 
 @dataclass(frozen=True)
 class Use:
-    """Registers of a thread, and what did not fit: bytes of stack, and spilled registers (AMD).
+    """Registers per thread, and what did not fit: bytes of stack, and spilled registers (AMD).
 
     AMD's scalar registers spill into lanes of vector registers, not into memory; `scalar_spills`
-    are those that did.
+    counts those.
     """
 
     variant: str
@@ -52,7 +52,7 @@ class Use:
 
 
 def uses(target: str, compiled: Iterable[CompiledVariant]) -> list[Use]:
-    """Of all variants for one target, a number of them at a time."""
+    """The use of all variants for one target, several variants at a time."""
     read = _nvidia if target.startswith("sm_") else _amd
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda one: read(target, one), compiled))
@@ -64,7 +64,7 @@ def _nvidia(target: str, one: CompiledVariant) -> Use:
 
 
 def _amd(target: str, one: CompiledVariant) -> Use:
-    """From the metadata of the code object, as the assembly has them."""
+    """Read from the code object's metadata in the assembly."""
     text = Path(one.assembly).read_text()
 
     def figure(name: str) -> int:
@@ -77,7 +77,7 @@ def _amd(target: str, one: CompiledVariant) -> Use:
 
 
 def rows(found: Iterable[Use]) -> Iterator[tuple[str, ...]]:
-    """A table: variants down, targets across; registers, and bytes or (scalar ones) that spill."""
+    """A table of variants by targets: registers, and spilled bytes or (scalar registers)."""
     by_variant: dict[str, dict[str, Use]] = {}
     for use in found:
         by_variant.setdefault(use.variant, {})[use.target] = use

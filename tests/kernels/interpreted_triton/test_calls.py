@@ -1,4 +1,4 @@
-"""What calls of the Triton kernels leave behind, and what tiles and tables must not change."""
+"""What calls to the Triton kernels leave behind, and what tiles and tables must not change."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_tile_size_changes_nothing(spec: str, tile: int, step: int) -> None:
 
 
 def test_counters_are_zero_after_a_call() -> None:
-    """Checksums, tiles and histograms, also after a refused wire; the rest is set before it is
-    read."""
+    """Checksums, tiles and histograms, even after a refused wire; everything else is set before
+    it is read."""
     layout = layout_of("mixed", 300)
     for bad in (False, True):
         wire = layout.encode(torch.randn(layout.span), kernels=NAME)
@@ -105,7 +105,7 @@ def test_too_many_wires() -> None:
 
 
 def fault(wire: Tensor, spec: str, n: int) -> tuple[int, int, int, int]:
-    """Stage, wire, kind and detail of what the second of two wires is refused for."""
+    """Stage, wire, kind and detail of the fault in the second of two wires."""
     faults, layout = new_faults(torch.device("cpu")), layout_of(spec, n)
     good = good_wire(spec, n)
     layout.decode_sum([good, wire], verify=False, faults=faults, kernels=NAME)
@@ -118,7 +118,7 @@ FIELDS = [(0, 0), (4, 1), (6, 2), (7, 3), (8, 5), (15, 5), (16, 6), (20, 7)]
 
 @pytest.mark.parametrize(("byte", "field"), FIELDS)
 def test_header_faults_have_the_numbers_of_the_cuda_kernels(byte: int, field: int) -> None:
-    """The first wrong field counts, though all that follow are wrong too."""
+    """The first wrong field counts, although all later ones are wrong too."""
     bad = good_wire("int4", 37)
     bad[byte] ^= 0x40
     bad[byte + 1 : 24] ^= 0x40
@@ -132,8 +132,8 @@ def test_absent_checksum_must_be_zero() -> None:
 
 
 BODIES = [
-    ("int4", 37, 32, [0x01, 0x00], 2, 0x0001),  # a scale that does not occur
-    ("int4", 37, 48, [0x08], 3, 0),  # a code that does not
+    ("int4", 37, 32, [0x01, 0x00], 2, 0x0001),  # an invalid scale
+    ("int4", 37, 48, [0x08], 3, 0),  # an invalid code
     ("int4", 37, 32, [0xC0, 0x7F], 4, 0x7FC0),  # codes in a NaN block
     ("int4", 37, 48 + 18, [0xF0], 5, 0),  # an unused nibble
     ("int4", 37, 34, [1], 5, 0),  # padding of the scales
@@ -156,7 +156,7 @@ def test_body_faults_have_the_numbers_of_the_cuda_kernels(
 
 
 def test_launches_of_a_call() -> None:
-    """One for each codec and block size, seven for an encode of topk, whatever the segments."""
+    """One per codec and block size, and seven to encode topk, whatever the segments."""
     launched: list[str] = []
 
     def note(variant: object, programs: int, arguments: object) -> None:

@@ -1,7 +1,7 @@
-"""Bugs planted into the Triton kernels: the comparison with the reference must find each of them.
+"""Bugs planted in the Triton kernels: the comparison with the reference must find each one.
 
-A changed copy of the package takes the place of the installed one, in the interpreter. What finds
-no planted bug would find no other.
+A changed copy of the package replaces the installed one in the interpreter. A comparison that
+misses a planted bug would miss real ones too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOME = [case for case in CASES if case.n in (1, 33, 129, 1153)]
 
 @dataclass(frozen=True)
 class Bug:
-    """`old` occurs once in `file`; with `new` in its place the kernels of `codec` are wrong."""
+    """`old` occurs once in `file`; replacing it with `new` breaks the kernels of `codec`."""
 
     name: str
     codec: str
@@ -88,7 +88,7 @@ BUGS = [
         "tl.where(kept, raw, bits(e))",
         "bits(e)",
     ),
-    # The same transform, but for its roundings.
+    # The same transform, but with different rounding.
     Bug(
         "the strides of the Hadamard transform go down",
         "lm4",
@@ -122,7 +122,7 @@ BUGS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where a changed package may lie; afterwards the installed one is back."""
+    """A folder for a changed package; restores the installed one afterward."""
     installed = _loaded()
     yield tmp_path
     if str(tmp_path) in zcomm.kernels.__path__:
@@ -138,7 +138,7 @@ def _loaded() -> dict[str, object]:
 
 
 def kernel_set(folder: Path, bug: Bug | None) -> str:
-    """The name of a new kernel set: layouts keep what they know of a set by its name."""
+    """The name of a new kernel set: layouts cache plans by the set's name."""
     shutil.copytree(INSTALLED, folder / "triton", ignore=shutil.ignore_patterns("__pycache__"))
     if bug is not None:
         path = folder / "triton" / bug.file
@@ -168,7 +168,7 @@ def test_unchanged_kernels_pass(codec: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug, folder: Path) -> None:
-    """By the comparison, or already by a decoder that refuses the wire."""
+    """By the comparison, or earlier by a decoder that refuses the wire."""
     name = kernel_set(folder, bug)
     with pytest.raises((AssertionError, WireError), match="expected"):
         compare(name, bug.codec)
