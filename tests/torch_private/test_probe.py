@@ -107,7 +107,7 @@ def test_names_that_no_torch_has_are_missing(name: str) -> None:
             "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._orig_size",
             lambda m: m.Param(None),
         ),
-        ("profiler", "torch._C._profiler._RecordFunctionFast", lambda m: m.Range("zcomm::x")),
+        ("autograd", "torch._C._profiler._RecordFunctionFast", lambda m: m.Range("zcomm::x")),
         ("tensors", "torch.UntypedStorage._cdata", lambda m: m.storage_key(None)),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zcomm import kernels as kernel_sets
+from zcomm.base.arguments import is_flat
 from zcomm.codecs.layout import Layout
 from zcomm.kernels.base import DecodeCall, EncodeCall
 from zcomm.wire.segments import Segment, SegmentCodec
@@ -21,10 +22,7 @@ class ScatteredLayout:
     def __init__(
         self, segments: Sequence[tuple[SegmentCodec, int]], tensors: Sequence[Tensor], peers: int
     ) -> None:
-        for t in tensors:
-            assert t.dtype is torch.float32
-            assert t.dim() == 1
-            assert t.is_contiguous()
+        assert all(is_flat(t, (torch.float32,)) for t in tensors)
         base = min((t.data_ptr() for t in tensors if t.numel()), default=0)
         offsets = [(t.data_ptr() - base) // 4 if t.numel() else 0 for t in tensors]
         self.layout = Layout(

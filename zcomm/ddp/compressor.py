@@ -33,9 +33,8 @@ from zcomm.sharding.hosts import Hosts
 from zcomm.sharding.owners import even_bounds
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import PLAIN, Settings
-from zcomm.torch_private.autograd import at_end_of_backward
+from zcomm.torch_private.autograd import Range, at_end_of_backward
 from zcomm.torch_private.ddp import divides_by_all_ranks, is_joining
-from zcomm.torch_private.profiler import Range
 from zcomm.transport.channels import expect_sender, group_timeout_s, member_of
 from zcomm.transport.handshake import meet
 

@@ -12,7 +12,7 @@ from zcomm.engine.engine import Engine
 from zcomm.engine.job import Job
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings
-from zcomm.torch_private.profiler import Range
+from zcomm.torch_private.autograd import Range
 
 
 class Compressor(ABC):

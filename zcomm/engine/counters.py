@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-from zcomm.torch_private.profiler import Range
+from zcomm.torch_private.autograd import Range
 
 
 @dataclass

@@ -36,7 +36,7 @@ from zcomm.engine.job import Job
 from zcomm.engine.transit import Stage, Transit
 from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.residual_store import Hop
-from zcomm.torch_private.profiler import Range
+from zcomm.torch_private.autograd import Range
 from zcomm.transport.channels import Transport
 
 # Chunks in flight: one is encoded while others are on the network, in either hop.

@@ -9,14 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zcomm.kernels.base import (
-    DecodeCall,
-    EncodeCall,
-    KernelLayout,
-    KernelMemory,
-    KernelResiduals,
-    wire_error,
-)
+from zcomm.kernels import base
+from zcomm.kernels.base import DecodeCall, EncodeCall, KernelLayout, wire_error
 from zcomm.wire import header as frames
 from zcomm.wire.header import Frame, WireError
 from zcomm.wire.segments import Segment
@@ -57,12 +51,12 @@ class ReferenceKernels:
                     _slice(call.out, segment).copy_(_decode_segment(layout, i, copies))
 
 
-def _slice(flat: KernelMemory, segment: Segment) -> Tensor:
+def _slice(flat: base.KernelMemory, segment: Segment) -> Tensor:
     return flat[segment.offset : segment.offset + segment.numel]
 
 
 def _encode_segment(
-    segment: Segment, v: Tensor, residuals: KernelResiduals | None, index: int, idle: bool
+    segment: Segment, v: Tensor, residuals: base.KernelResiduals | None, index: int, idle: bool
 ) -> Tensor:
     """The body; overwrites the segment's residual, or keeps it if the segment is idle."""
     codec = segment.codec

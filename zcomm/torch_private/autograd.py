@@ -1,10 +1,11 @@
-"""backward(), as autograd runs it: which one is under way, and a call at its end.
+"""Autograd: which backward() is running, a call at its end, and ranges for its profiler.
 
-torch numbers each backward(), and calls what was queued during it when all its gradients are done.
+torch numbers each backward(), and runs the callbacks queued during it once all gradients are done.
 A callback may queue more.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -15,6 +16,9 @@ missing = _corner.missing
 
 # The number of the backward() that runs on this thread; -1 if none does.
 graph_task_id: Callable[[], int] = _corner.bind("torch._C._current_graph_task_id")
+# A range of torch.profiler. It takes 1 us; torch's public record_function always takes 20.
+_Ranges = Callable[[str], AbstractContextManager[None]]
+Range: _Ranges = _corner.bind("torch._C._profiler._RecordFunctionFast")
 
 
 @_corner.needs("torch.autograd.Variable._execution_engine.queue_callback")

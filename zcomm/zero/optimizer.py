@@ -26,7 +26,7 @@ from zcomm.ddp.parameters import trainable
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Codecs, Settings
 from zcomm.torch_private import foreach
-from zcomm.torch_private.profiler import Range
+from zcomm.torch_private.autograd import Range
 from zcomm.zero import consolidate, state
 from zcomm.zero.elementwise import OptimizerSpec
 from zcomm.zero.gradients import agree, gather_run, global_norm
