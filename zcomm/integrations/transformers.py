@@ -55,11 +55,12 @@ class Compress(Registration, TrainerCallback):  # type: ignore[misc]
 
 def _training() -> tuple[Any, str | None]:
     """The Trainer whose train() is running in this thread, and the checkpoint it resumes from."""
-    for caller in inspect.stack(context=0):
-        variables = caller.frame.f_locals
-        trainer, name = variables.get("self"), "resume_from_checkpoint"
-        if isinstance(trainer, Trainer) and name in variables:
-            return trainer, variables[name] or None
+    frame = inspect.currentframe()
+    while frame is not None:
+        trainer, name = frame.f_locals.get("self"), "resume_from_checkpoint"
+        if isinstance(trainer, Trainer) and name in frame.f_locals:
+            return trainer, frame.f_locals[name] or None
+        frame = frame.f_back
     raise RuntimeError(
         "Compress: expected to be called by transformers.Trainer.train(), got a call from "
         "elsewhere; with another training loop use zcomm.compress(ddp)"
