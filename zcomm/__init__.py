@@ -1,7 +1,5 @@
 """zcomm: compressed gradient communication for PyTorch data-parallel training."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

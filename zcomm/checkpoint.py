@@ -5,8 +5,6 @@ file `latest` with the name of the newest that is whole. A save writes to a dire
 and only then replaces `latest`, at once. Whatever is killed when: `latest` names a whole one.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

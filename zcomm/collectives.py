@@ -8,8 +8,6 @@ With a Hierarchy in the place of a codec, the first is a sum inside of each host
 between hosts, and the second goes the same way back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ Each is a package whose `command` module parses its arguments and runs it. The o
 Imports: everything but selftest and integrations. Start with main() below.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

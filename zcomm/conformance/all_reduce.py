@@ -5,8 +5,6 @@ order, and the mean is encoded once more for everyone. Every rank, the owner too
 bytes. The tests compare the engine with these two functions bit for bit, for every codec.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any, NamedTuple
 

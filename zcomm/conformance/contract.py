@@ -4,8 +4,6 @@ The tests and `python -m zcomm.selftest` share this module. Inputs are generated
 seeds. Every kernel set, on any device, must produce the bits that the reference produces there.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Sequence

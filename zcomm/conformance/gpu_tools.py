@@ -1,7 +1,5 @@
 """GPUs on this machine: driver, torch's build, zcomm's kernels, and the compiler."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """compress: the one line that a user adds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

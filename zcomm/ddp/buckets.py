@@ -2,8 +2,6 @@
 a bucket's parts are what follows from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The compressor of a DDP model: its gradients, bucket by bucket, step by step."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ On the CPU that is known when a step ends. A device knows it first; the host ask
 begins.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The DDP comm hook: a bucket in, a future out."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The scale is on the device. Asking for it in backward() would wait for everythin
 A copy that starts before the forward pass has arrived by then.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.nn import Module

@@ -1,7 +1,5 @@
 """Observers watch the steps of a compressor and change nothing about them."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

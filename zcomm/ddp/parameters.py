@@ -1,7 +1,5 @@
 """The parameters that DDP reduces: their names, and who owns what of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """What a hook saves: residuals, and where in training they belong."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

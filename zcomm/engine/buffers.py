@@ -1,7 +1,5 @@
 """Frames: a chunk's bytes in the two buffers of a slot, and the all-to-all of each hop."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Coder: one layout encoded or decoded, and refused wires traced to the rank that sent them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Compressor: the gradients of one model, step by step. DDP and FSDP2 each have their own kind."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import asdict, fields

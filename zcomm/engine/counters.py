@@ -1,7 +1,5 @@
 """Counters: the totals of an engine, and the Stats that a user sees."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

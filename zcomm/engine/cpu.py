@@ -5,8 +5,6 @@ process group and takes chunks in the order of submission, so all ranks issue th
 in the same order, whatever their timing.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ before the next one starts. So all ranks issue the same collectives in one order
 timing, and one group serves both hops.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter, sleep

@@ -5,8 +5,6 @@ runner      the order of a job's chunks: cpu.py, or device.py for asynchronous d
 Pipeline    what happens to a chunk
 """
 
-from __future__ import annotations
-
 import atexit
 import threading
 import weakref

@@ -4,8 +4,6 @@ A decoder that refuses a wire lowers a number on the device (all bits one: nothi
 numbers are copied to the host after its last decode, and read once they have arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Handle: what zcomm.compress and zcomm.fsdp.compress return."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Inbox: jobs on their way from the callers' threads to the engine's."""
 
-from __future__ import annotations
-
 import queue
 import threading
 

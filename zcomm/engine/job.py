@@ -1,7 +1,5 @@
 """Job: what a caller hands to the engine, and where its data lies."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -22,8 +22,6 @@ encode_owned. With several ranks on each of several hosts there is one more hop 
 zcomm/conformance/all_reduce.py is the same without an engine, in 40 lines.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

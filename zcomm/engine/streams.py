@@ -9,8 +9,6 @@
 Events put them in order. The host waits for none of them in backward().
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

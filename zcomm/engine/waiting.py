@@ -4,8 +4,6 @@ Before its first chunk a job exchanges a hash of what it is. Ranks that disagree
 says so, and no rank ever reads bytes of one job as those of another.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from contextlib import suppress

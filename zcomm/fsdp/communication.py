@@ -3,8 +3,6 @@
 `reshard_after_forward=False` is ZeRO stage 2, `True` stage 3: what they send is the same here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ of a reduce-scatter, backward continues meanwhile; all are done when it ends. FS
 all-gather when it needs the parameters.
 """
 
-from __future__ import annotations
-
 import json
 import weakref
 from collections import deque

@@ -10,8 +10,6 @@ shard per rank; all shards have the size of the first, the last ones are padded 
 The private names of FSDP itself are in zcomm/torch_private/fsdp.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any

@@ -4,8 +4,6 @@ Codecs and residuals belong to parameters; a route is what follows from them for
 FSDP hands over together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

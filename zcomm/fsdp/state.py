@@ -9,8 +9,6 @@ Rows are summed when there are fewer ranks to take them. What counts is what the
 gradient that the optimizer sees (`unit`): the sum of that over all ranks stays what it was.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

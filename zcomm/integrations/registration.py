@@ -1,7 +1,5 @@
 """Registration: what the callbacks of all frameworks share."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping
 from typing import Any

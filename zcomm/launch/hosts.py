@@ -8,8 +8,6 @@ the next one removes them.
 Hosts need root (CAP_NET_ADMIN, CAP_SYS_ADMIN) and `ip` and `tc` (Debian package: iproute2).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The network interfaces of this machine, and the one gloo would use."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

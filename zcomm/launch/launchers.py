@@ -1,7 +1,5 @@
 """How a command reaches its ranks: it starts them here, or it is itself a rank of torchrun."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

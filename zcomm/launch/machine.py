@@ -1,7 +1,5 @@
 """This machine: its processor, which every report names, and its free memory."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -3,8 +3,6 @@
 Usage: python -P -m zcomm.launch.rank_process PARENT PIPE RANK WORLD_SIZE FOLDER GROUP_TIMEOUT_S
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -1,7 +1,5 @@
 """Sample: what a monitor reports about the steps since its last report."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ For a large model the chunks come from a sample of its parameters: for each size
 to fill a chunk. So a plan for billions of parameters takes no longer than one for millions.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest

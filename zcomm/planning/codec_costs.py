@@ -1,7 +1,5 @@
 """CPU time of a codec, measured the way the engine uses it: chunk after chunk."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

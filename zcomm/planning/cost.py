@@ -16,8 +16,6 @@ If communication runs on the cores that compute, it slows backward down by the t
 buckets but the last. What the optimizer's step gathers after backward is fully exposed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass

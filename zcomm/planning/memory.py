@@ -4,8 +4,6 @@ It runs the code of the run itself: it builds owners, chunks, shards and residua
 without storage (torch's meta device) and adds up their bytes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -4,8 +4,6 @@ Its state lives between steps. A step's temporaries live for one parameter at a 
 is left of the previous one; or, with foreach=True, for all parameters at once.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

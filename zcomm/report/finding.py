@@ -1,7 +1,5 @@
 """The result of a check, and how it is printed."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap

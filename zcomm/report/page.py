@@ -4,8 +4,6 @@
 plain text and are escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path

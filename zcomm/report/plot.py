@@ -1,7 +1,5 @@
 """Plots as SVG text: lines on linear or logarithmic axes, and bars."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Progress of trainings that take turns: redrawn on a terminal, plain lines otherwise."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

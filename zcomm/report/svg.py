@@ -4,8 +4,6 @@ Pictures need no style sheet: every color is an attribute, so that they look the
 an <img> and in an editor. A page's style sheet can override the colors of a `group` by its class.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from html import escape

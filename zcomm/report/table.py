@@ -1,7 +1,5 @@
 """Tables for the terminal: plain text, numbers right-aligned, no control codes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

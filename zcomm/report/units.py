@@ -1,7 +1,5 @@
 """Numbers as people type and read them: 64K, 1gbit, 7e9, 1.2 GB."""
 
-from __future__ import annotations
-
 import re
 
 from zcomm.report.usage import UsageError

@@ -1,7 +1,5 @@
 """The command line: help text, wrapped lines, and errors that are the user's to fix."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import textwrap

@@ -6,8 +6,6 @@ damaged wires are refused, trains small models, and measures speed.
 Exit code: 0 if everything is correct, 1 if anything is wrong, 2 if the device cannot be used.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Damaged wires: every one must be refused and named."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

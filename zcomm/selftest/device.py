@@ -1,7 +1,5 @@
 """Which device and kernel set to test, and what the report says about the machine."""
 
-from __future__ import annotations
-
 import platform
 
 import torch

@@ -8,8 +8,6 @@ One rank sends nothing: the hook is the identity, so a job goes to an engine dir
 need two GPUs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The numerics contract on a device: wires, residuals and sums match the reference bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

@@ -1,7 +1,5 @@
 """Encode and decode in a CUDA graph: replays give the same bits as direct calls."""
 
-from __future__ import annotations
-
 import torch
 
 from zcomm.codecs import codec

@@ -3,8 +3,6 @@
 Each round times the copy, then the call, so that both see the same load. Figures are medians.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What to test, and a tally of checks and failures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple

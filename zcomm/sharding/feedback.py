@@ -1,7 +1,5 @@
 """Feedback: what a caller of the collectives keeps for one tensor, from step to step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Hierarchy: two hops, one inside each host and one between hosts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """HopStorage: one residual of one item, piece by piece."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

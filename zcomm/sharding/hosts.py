@@ -6,8 +6,6 @@ A rank exchanges with the `column` of ranks that have its number on the other ho
 ranks of its own host. So what crosses between hosts is each element once, not once for each rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

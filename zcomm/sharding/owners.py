@@ -5,8 +5,6 @@ block, and the longer ones go to the ranks that own least so far. So every bucke
 rank, shards are even, and nothing moves when DDP makes new buckets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Settings of the hook: checked when made, the same on all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ Owners send to one rank, parameter by parameter. The other ranks never hold more
 and one tensor.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Mapping

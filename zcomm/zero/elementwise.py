@@ -3,8 +3,6 @@
 zcomm tries it out: a small tensor must get the same update as a whole and in two parts.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What all ranks want to know of gradients that are sharded: their norm, or one as a whole."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """ShardedGroups: the param groups of a ZeroOptimizer, and the torch optimizer of their shards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ step()       `inner` updates this rank's runs                    1/W of the work
              all ranks gather the parameters                     exact, or as differences
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn

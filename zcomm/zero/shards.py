@@ -11,8 +11,6 @@ There is a master where the run itself is not precise enough: for bf16 and fp16 
 parameters that are gathered with a codec.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch

@@ -10,8 +10,6 @@
 | `residuals` | `sent`: name → a row for each rank; `owned`: name → shard |
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

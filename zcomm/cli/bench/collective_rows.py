@@ -4,8 +4,6 @@ A round takes as long as its slowest rank. A time is the median of the rounds; a
 median of the rounds' own ratios.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ barrier. A size is that of the whole fp32 buffer: what all_reduce reduces, reduc
 all_gather writes. Every result of every round is compared with the exact one, outside the timing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial

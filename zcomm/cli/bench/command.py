@@ -13,8 +13,6 @@ take turns with the backend's own collective, and every result is checked. With
 --fit it measures what `zcomm plan` needs to know about this machine instead.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager

@@ -5,8 +5,6 @@ codecs: their CPU time gives the cost of a byte and of a chunk, their wall time 
 overlap.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

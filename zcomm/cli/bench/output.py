@@ -1,7 +1,5 @@
 """The output of `zcomm bench`: a table that grows row by row, and files."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ link; otherwise the ranks share the loopback interface, where sending bytes cost
 Prints a table and writes a report: one HTML file that works offline.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

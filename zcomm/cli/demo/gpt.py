@@ -3,8 +3,6 @@
 Bytes are the vocabulary: there is no tokenizer, and nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sysconfig

@@ -1,7 +1,5 @@
 """The results of the demo: a table for the terminal, a page, a picture and JSON."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence

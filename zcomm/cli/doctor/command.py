@@ -4,8 +4,6 @@ Ends with "ready" and exit code 0, or with what to fix and exit code 1.
 Takes a few seconds: the last check trains a small model on two ranks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

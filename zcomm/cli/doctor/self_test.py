@@ -1,7 +1,5 @@
 """The self-tests of `zcomm doctor`: test vectors on every kernel set, and two real ranks."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -8,8 +8,6 @@ Memory is computed by the code that a run uses. Time comes from a model;
 `zcomm bench --fit` measures its parameters on your own machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict

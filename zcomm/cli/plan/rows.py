@@ -1,7 +1,5 @@
 """The rows of `zcomm plan`: every strategy, and which one to start with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ are patterns in hex, wires are their bytes in hex. The input and the residual of
 for all codecs. `prescale` is an fp32 pattern too.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping
