@@ -1,8 +1,8 @@
-"""Checkpoints on disk: whole or not there.
+"""Checkpoints on disk, saved atomically.
 
 A folder holds one directory for each checkpoint, written by torch.distributed.checkpoint, and a
-file `latest` with the name of the newest that is whole. A save writes to a directory of its own,
-and only then replaces `latest`, at once. Whatever is killed when: `latest` names a whole one.
+file `latest` with the name of the newest complete one. A save writes to a new directory and then
+replaces `latest` atomically. Whenever a process is killed, `latest` names a complete checkpoint.
 """
 
 import importlib
@@ -73,7 +73,7 @@ def load_checkpoint(
 
 
 def _prepare(what: str, state: Mapping[str, Any], group: Any) -> tuple[int, Any]:
-    """This rank in the group; refuses what would not be whole."""
+    """This rank in the group, and the group; refuses a state that would not be complete."""
     group = group_of(group, what)
     rank, _ = member_of(group, what)
     for optimizer in state.values():
@@ -91,7 +91,7 @@ def _prepare(what: str, state: Mapping[str, Any], group: Any) -> tuple[int, Any]
 
 
 def _expect_own_group(what: str, optimizer: ZeroOptimizer, ranks: list[int]) -> None:
-    """Shards of other groups' models have the same names: one of them would be lost."""
+    """Refuses another group: models of other groups name their shards alike, and one gets lost."""
     own = _ranks(optimizer.compressor.group)
     if own != ranks:
         raise ValueError(
@@ -102,7 +102,7 @@ def _expect_own_group(what: str, optimizer: ZeroOptimizer, ranks: list[int]) -> 
 
 
 def _expect_whole_models(what: str, optimizer: ZeroOptimizer, values: Iterable[Any]) -> None:
-    """torch takes tensor-parallel parameters out of a DDP model in its first forward pass."""
+    """Refuses a model without some of its optimizer's parameters."""
     ddp = optimizer.compressor.ddp()
     for model in values:
         if isinstance(model, nn.Module) and ddp is not None and model in (ddp, ddp.module):
@@ -121,18 +121,18 @@ def _ranks(group: Any) -> list[int]:
     return dist.get_process_group_ranks(group or dist.group.WORLD)
 
 
-def _claim(root: Path, group: Any) -> str:
-    """The ranks that save to a folder in this run; a group without any of them comes too late."""
+def _claim(root: Path, group: Any) -> list[int] | None:
+    """Claims a folder for a group; returns the ranks of a disjoint group that has it already."""
     store = default_store()
     key, mine = f"zcomm/checkpoints/{root.resolve()}", _ranks(group)
     found: list[int] = json.loads(store.compare_set(key, "", json.dumps(mine)))
     if set(found).isdisjoint(mine):
-        return json.dumps(found)
+        return found
     store.set(key, json.dumps(mine))
-    return ""
+    return None
 
 
-def _expect_own_folder(others: str, root: Path) -> None:
+def _expect_own_folder(others: list[int] | None, root: Path) -> None:
     if others:
         raise ValueError(
             f"rank {dist.get_rank()}: save_checkpoint: expected a folder of its own for each "
@@ -141,22 +141,22 @@ def _expect_own_folder(others: str, root: Path) -> None:
         )
 
 
-def _on_rank_0(work: Callable[[], str], rank: int, group: Any) -> str:
-    """What it returned there, on all ranks; its error, too: nobody waits for a rank that failed."""
-    done: tuple[str, str] = "", ""
+def _on_rank_0(work: Callable[[], Any], rank: int, group: Any) -> Any:
+    """Runs `work` on rank 0; all ranks return its result, or raise its error instead of waiting."""
+    done: tuple[Any, str] = None, ""
     if rank == 0:
         try:
             done = work(), ""
         except OSError as error:
-            done = "", f"{type(error).__name__}: {error}"
+            done = None, f"{type(error).__name__}: {error}"
     result, failure = json.loads(gather_bytes(json.dumps(done).encode(), group)[0])
     if failure:
         raise OSError(f"rank {rank}: checkpoint: rank 0 failed: {failure}")
-    return str(result)
+    return result
 
 
 def _dcp() -> Any:
-    """Imported when needed: it takes a second."""
+    """torch.distributed.checkpoint, imported when needed: it takes a second."""
     return importlib.import_module("torch.distributed.checkpoint")
 
 
@@ -167,15 +167,14 @@ def _latest(root: Path) -> str:
         return ""
 
 
-def _make_folder(root: Path) -> str:
+def _make_folder(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(f"{_UNFINISHED}*"):  # of a save that was killed
+    for left in root.glob(f"{_UNFINISHED}*"):  # from a save that was killed
         shutil.rmtree(left)
-    return ""
 
 
-def _publish(root: Path, unfinished: Path, step: int, keep: int) -> str:
-    """Gives a whole checkpoint its name, then makes it the latest."""
+def _publish(root: Path, unfinished: Path, step: int, keep: int) -> None:
+    """Gives a complete checkpoint its name, then makes it the latest."""
     name = _unused_name(root, step)
     unfinished.rename(root / name)
     _sync(root)
@@ -187,17 +186,16 @@ def _publish(root: Path, unfinished: Path, step: int, keep: int) -> str:
     pointer.replace(root / _LATEST)
     _sync(root)
     _drop_old(root, name, keep)
-    return name
 
 
 def _unused_name(root: Path, step: int) -> str:
-    """Of the step; after a restart it may be saved a second time, beside the first."""
+    """A name for the step's checkpoint. After a restart a step may be saved a second time."""
     names = (f"{_PREFIX}{step:09d}.{attempt}" for attempt in count())
     return next(name for name in names if not (root / name).exists())
 
 
 def _sync(root: Path) -> None:
-    """Has the names in a directory on the disk, too."""
+    """Flushes the names in a directory to disk."""
     directory = os.open(root, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -206,7 +204,7 @@ def _sync(root: Path) -> None:
 
 
 def _drop_old(root: Path, newest: str, keep: int) -> None:
-    """All but the newest `keep`, as they were written; steps may have started again from 0."""
+    """Keeps the last `keep` that were written; steps may have started again from 0."""
     older = [path for path in root.glob(f"{_PREFIX}*") if path.name != newest]
     older.sort(key=lambda path: path.stat().st_mtime_ns)
     for path in older[: max(0, len(older) - (keep - 1))]:

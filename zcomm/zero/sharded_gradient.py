@@ -1,14 +1,14 @@
 """ShardedGradient: what `p.grad` is under ZeRO.
 
-No rank has the whole gradient: each owner has its run of it. An ordinary tensor in `p.grad` would
-be this rank's local gradient, which looks right and is not. This one holds no memory and refuses to
-be read, with a remedy; what torch itself does to gradients in a training loop works as it should:
+No rank has the whole gradient: each owner has its run. An ordinary tensor in `p.grad` would be this
+rank's local gradient, which looks right and is wrong. A ShardedGradient has no memory, and reading
+it raises an error with a remedy. The operations of a usual training loop work:
 
-| what                    | who does it                         | what it means here              |
+| operation               | who calls it                        | what it does here               |
 | ----------------------- | ----------------------------------- | ------------------------------- |
-| `zero_`, `_foreach_zero_` | zero_grad(set_to_none=False)      | the shard is zero               |
-| `add_`                  | a backward() before zero_grad()     | its gradient is kept apart      |
-| `copy_` from it         | DDP fills a bucket                  | that gradient, and only that    |
+| `zero_`, `_foreach_zero_` | zero_grad(set_to_none=False)      | sets the shard to zero          |
+| `add_`                  | a backward() before zero_grad()     | keeps that gradient separate    |
+| `copy_` from it         | DDP fills a bucket                  | copies that gradient only       |
 | `copy_` to it           | DDP empties a bucket                | nothing                         |
 | `_amp_foreach_...`      | GradScaler.unscale_(), .step()      | unscales shards; ranks agree    |
 """
@@ -26,20 +26,20 @@ from zcomm.torch_private.autograd import graph_task_id
 from zcomm.torch_private.tensors import no_torch_function, without_memory
 
 _aten = torch.ops.aten
-# What unscales, if it is still there. Python's collector does not look into p.grad: what could be
-# reached from there would stay for ever.
+# Returns the function that unscales, or None if its owner is gone. The reference is weak: Python's
+# collector does not look into p.grad, so a strong one would keep the optimizer alive forever.
 Unscale = Callable[[], Callable[[Sequence["ShardedGradient"], Tensor, Tensor], None] | None]
 
 
 class ShardedGradient(Tensor):
-    """Stands for the gradient of one parameter, of which `shard` is what this rank owns."""
+    """Stands for the gradient of one parameter; `shard` is the run that this rank owns."""
 
     shard: Tensor
-    of: str  # the name of the parameter
+    of: str  # the parameter's name
     unscale: Unscale
-    local: Tensor | None  # of this rank alone, not reduced yet
+    local: Tensor | None  # this rank's own gradient, not reduced yet
     zeroed: bool  # by zero_grad(set_to_none=False)
-    reduced_twice: bool  # DDP took `local` while the shard was still wanted
+    reduced_twice: bool  # DDP took `local` while the shard was still needed
     in_backward: bool  # DDP may empty its bucket into it
 
     @staticmethod
@@ -68,14 +68,14 @@ class ShardedGradient(Tensor):
     def _no_memory(self, *_: object, **__: object) -> Any:
         raise RuntimeError(_refusal([self]))
 
-    # They do not go through the dispatcher, and would follow an address that is none.
+    # These bypass the dispatcher and would use an invalid address.
     data_ptr = untyped_storage = storage = share_memory_ = is_shared = _no_memory
 
     def add_local(self, gradient: Tensor) -> None:
         self.local = gradient.clone() if self.local is None else self.local.add_(gradient)
 
     def fill(self, bucket_view: Tensor) -> None:
-        """Hands what this rank has to DDP, which asks in backward()."""
+        """Gives DDP this rank's own gradient. Only backward() may ask for it."""
         if graph_task_id() < 0:
             raise RuntimeError(_refusal([self]))
         if self.local is None:
