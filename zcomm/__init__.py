@@ -8,8 +8,7 @@ from zcomm.checkpoint import load_checkpoint, save_checkpoint
 from zcomm.codecs import Codec, codec
 from zcomm.codecs.layout import Layout, Residuals, Segment
 from zcomm.collectives import Work, all_gather, all_reduce, reduce_scatter
-from zcomm.ddp.api import compress
-from zcomm.ddp.hook import HookState, hook
+from zcomm.ddp.hook import HookState, compress, hook
 from zcomm.engine.counters import Stats
 from zcomm.engine.handle import Handle
 from zcomm.kernels import available as available_kernels

@@ -4,8 +4,8 @@ reduce_scatter   all-to-all of encoded runs, then one sum in rank order at each 
 all_gather       every rank encodes what it has and sends it to all; it decodes its own, too
 all_reduce       the first, then the second with the owner's mean
 
-With a Hierarchy in the place of a codec, the first is a sum inside of each host and then one
-between hosts, and the second goes the same way back.
+With a Hierarchy in place of a codec, the first sums inside each host and then between hosts; the
+second takes the same way back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,30 +19,21 @@ from torch import Tensor
 from zcomm.base import arguments
 from zcomm.codecs import Codec, codec
 from zcomm.engine.engine import Engine, make_engine
-from zcomm.engine.job import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    Collective,
-    Encoding,
-    Job,
-    JobData,
-)
+from zcomm.engine.job import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Encoding, Job, JobData
 from zcomm.engine.streams import Streams, streams_of
 from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.feedback import Feedback
-from zcomm.sharding.hierarchy import Hierarchy
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hierarchy, Hosts
 from zcomm.sharding.owners import even_bounds, owner_bounds
 from zcomm.torch_private.c10d import known_groups
-from zcomm.transport.channels import (
-    expect_sendable,
-    expect_sender,
-    group_of,
-    group_timeout_s,
-    member_of,
-)
+from zcomm.transport import channels
 from zcomm.transport.handshake import meet
+
+_COLLECTIVES = {
+    "all_reduce": ALL_REDUCE,
+    "reduce_scatter": REDUCE_SCATTER,
+    "all_gather": ALL_GATHER,
+}
 
 
 class _Engine(NamedTuple):
@@ -92,7 +83,7 @@ def all_reduce(
     call = _Call("all_reduce", codec, group, feedback, op, verify)
     flat = call.flat(tensor, "tensor")
     bounds = owner_bounds([(flat.numel(), block_of(call.codec))], call.world_size)[0]
-    return call.run(flat, flat, bounds, async_op, ALL_REDUCE)
+    return call.run(flat, flat, bounds, async_op)
 
 
 def reduce_scatter(
@@ -115,7 +106,7 @@ def reduce_scatter(
     target, source = call.flat(output, "output"), call.flat(input, "input")
     call.expect_parts("input", source, "output", target)
     bounds = even_bounds(target.numel(), call.world_size)
-    return call.run(source, target, bounds, async_op, REDUCE_SCATTER)
+    return call.run(source, target, bounds, async_op)
 
 
 def all_gather(
@@ -136,7 +127,7 @@ def all_gather(
     target, source = call.flat(output, "output"), call.flat(input, "input")
     call.expect_parts("output", target, "input", source)
     bounds = even_bounds(source.numel(), call.world_size)
-    return call.run(source, target, bounds, async_op, ALL_GATHER)
+    return call.run(source, target, bounds, async_op)
 
 
 class _Call:
@@ -151,10 +142,10 @@ class _Call:
         op: str,
         verify: bool,
     ) -> None:
-        self.name, self.group, self.verify = name, group_of(group, name), bool(verify)
+        self.name, self.group, self.verify = name, channels.group_of(group, name), bool(verify)
         self.hierarchy = spec if isinstance(spec, Hierarchy) else None
         self.codec = codec(_one_codec(name, spec.across) if isinstance(spec, Hierarchy) else spec)
-        self.rank, self.world_size = member_of(self.group, name)
+        self.rank, self.world_size = channels.member_of(self.group, name)
         if op not in ("mean", "sum"):
             raise ValueError(f"{name}: expected op 'mean' or 'sum', got {op!r}")
         self.op = op
@@ -174,9 +165,9 @@ class _Call:
         """`t` as a 1-D view; refuses what the engine cannot send."""
         what = f"{self.name}: {what}"
         arguments.expect_tensor(t, what)
-        expect_sendable(t, what)
+        channels.expect_sendable(t, what)
         if self.world_size > 1:
-            expect_sender(t.device, self.group, what)
+            channels.expect_sender(t.device, self.group, what)
         arguments.address(t, what)
         return arguments.flat(t.detach(), what, "use a contiguous tensor").detach()
 
@@ -195,16 +186,11 @@ class _Call:
             raise arguments.overlap(whole, part)
 
     def run(
-        self,
-        source: Tensor,
-        target: Tensor,
-        bounds: tuple[int, ...],
-        async_op: bool,
-        collective: Collective,
+        self, source: Tensor, target: Tensor, bounds: tuple[int, ...], async_op: bool
     ) -> Work | None:
-        """Starts it; waits for it unless `async_op`. With one rank it is the identity."""
+        """Starts the collective and, without `async_op`, waits. One rank only copies."""
         if self.world_size > 1:
-            work = Work(self._submit(JobData(source, target), bounds, collective))
+            work = Work(self._submit(JobData(source, target), bounds))
         else:
             target.copy_(source)
             work = Work(None)
@@ -213,7 +199,7 @@ class _Call:
         work.wait()
         return None
 
-    def _submit(self, data: JobData, bounds: tuple[int, ...], collective: Collective) -> Job:
+    def _submit(self, data: JobData, bounds: tuple[int, ...]) -> Job:
         source, numel = data.source, max(data.source.numel(), data.target.numel())
         engine, streams, hosts = self.engine(source.device)
         two_hops = TwoHops(hosts, self.hierarchy.local_codec) if self.hierarchy and hosts else None
@@ -230,7 +216,7 @@ class _Call:
         prescale = 1 / self.world_size if self.op == "mean" else 1.0
         encoding = Encoding(prescale, self.verify, bound)
         what, signature = f"{self.name} of {numel} elements", f"{call} (feedback: {mode})"
-        job = Job(what, collective, chunks, data, encoding, signature)
+        job = Job(what, _COLLECTIVES[self.name], chunks, data, encoding, signature)
         engine.submit(job)
         return job
 
@@ -243,19 +229,18 @@ class _Call:
             if self.hierarchy is not None:
                 self._agree_on(hops, device)
             name, hosts = meet({"hierarchy": hops}, self.hierarchy, self.group, self.rank)
-            streams, timeout_s = streams_of(device), group_timeout_s(self.group, device)
+            streams, timeout_s = streams_of(device), channels.group_timeout_s(self.group, device)
             engine = make_engine(self.group, name, timeout_s, streams, hosts=hosts)
             _engines[key] = _Engine(engine, streams, hosts)
         return _engines[key]
 
     def _agree_on(self, hops: str, device: torch.device) -> None:
-        """Others may not make an engine now, because they call something else: the engine of one
-        hop, which all have or make, finds out before this rank waits for them."""
+        """Checks that all ranks make this call, with the engine of one hop, which they all have or
+        make. A rank that calls something else would never come to make the new engine."""
         flat = _Call(self.name, self.codec, self.group, self.feedback, self.op, self.verify)
-        nothing = torch.empty(0, device=device)
-        signature = f"{self.name} with {hops}"
-        data = JobData(nothing, nothing)
-        job = Job(f"{self.name} with hosts", REDUCE_SCATTER, (), data, signature=signature)
+        data = JobData(torch.empty(0, device=device), torch.empty(0, device=device))
+        what, signature = f"{self.name} with hosts", f"{self.name} with {hops}"
+        job = Job(what, REDUCE_SCATTER, (), data, signature=signature)
         flat.engine(device).engine.submit(job)
         Work(job).wait()
 

@@ -14,7 +14,7 @@ from ranks import World
 from zcomm import Hierarchy
 from zcomm.codecs import SPECS, codec
 from zcomm.conformance.all_reduce import Residuals, all_reduce, all_reduce_two_hops
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hosts
 
 NUMEL, STEPS = 300_001, 3  # several pieces for each owner, even of topk on three ranks
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from zcomm.codecs import Codec
 from zcomm.codecs.layout import Layout, Segment
 from zcomm.sharding.chunks import block_of, piece_limit
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.owners import cut, owner_bounds
 
 

@@ -11,34 +11,31 @@ from torch import Tensor
 
 from zcomm.base import arguments
 from zcomm.ddp.parameters import items_of
+from zcomm.engine.job import ALL_REDUCE, REDUCE_SCATTER, Collective, JobData, SinkData
 from zcomm.sharding.chunks import Chunk, Item, make_chunks
 from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
 from zcomm.sharding.settings import PLAIN, Settings
 
 
 class Sink(Protocol):
-    """Keeps the gradients of the parameters in `names` with their owners: no second hop."""
+    """Keeps the gradients of the parameters in `shards` with their owners: no second hop."""
 
     @property
-    def names(self) -> Container[str]: ...
+    def shards(self) -> Container[str]: ...
 
     def positions(self, dtype: torch.dtype) -> Mapping[str, int]:
         """Where this rank's run of each parameter lies in target()."""
-        ...
 
     def target(self, dtype: torch.dtype) -> Tensor: ...
 
     def take(self, names: Sequence[str]) -> bool:
-        """A bucket with these parameters is on its way; True: its sums are to be added."""
-        ...
+        """A bucket with these parameters is on its way; returns True to have its sums added."""
 
     def sums(self) -> Sequence[Tensor]:
         """All targets."""
-        ...
 
     def end_backward(self) -> None:
         """All gradients are in place, and DDP is done."""
-        ...
 
 
 @dataclass
@@ -50,6 +47,16 @@ class Part:
     feedback: list[list[ChunkFeedback]] | None
     sink_layouts: list[Any] | None  # where its sums go, with a sink
     name: str
+
+    @property
+    def collective(self) -> Collective:
+        return ALL_REDUCE if self.sink_layouts is None else REDUCE_SCATTER
+
+    def data(self, buffer: Tensor, sink: Sink | None, accumulate: bool) -> JobData:
+        if self.sink_layouts is None:
+            return JobData(buffer, buffer)
+        assert sink is not None
+        return SinkData(buffer, sink.target(buffer.dtype), self.sink_layouts, accumulate)
 
 
 class Buckets:
@@ -85,7 +92,7 @@ class Buckets:
     def sunk_names(self, bucket: Any) -> list[str]:
         """The parameters of a bucket that go to the sink."""
         names = map(self._name, bucket.parameters())
-        return [name for name in names if self.sink is not None and name in self.sink.names]
+        return [name for name in names if self._goes_to_sink(name)]
 
     def end_step(self) -> None:
         """Drops buckets that this step did not use: they are from before DDP's rebuild."""
@@ -100,7 +107,7 @@ class Buckets:
         """Makes residuals for every parameter, also for those no bucket has brought yet."""
         for item in self.items.values():
             if self._mode(item) and self.named[item.key].dtype is not torch.float64:
-                self.feedback.hold([item], self.rank, gather=not self._goes_to_sink(item))
+                self.feedback.hold([item], self.rank, gather=not self._goes_to_sink(item.key))
 
     def _make_parts(self, bucket: Any, buffer: Tensor, warming_up: bool) -> list[Part]:
         shared: list[Item] = []
@@ -111,7 +118,7 @@ class Buckets:
             item = self.items[self._name(parameter)]._replace(offset=offset)
             if warming_up or buffer.dtype is torch.float64:
                 item = item._replace(codec=PLAIN)
-            (sunk if self._goes_to_sink(item) else shared).append(item)
+            (sunk if self._goes_to_sink(item.key) else shared).append(item)
         ways = ((shared, None), (sunk, self.sink))
         return [self._make_part(items, buffer.dtype, sink) for items, sink in ways if items]
 
@@ -131,8 +138,8 @@ class Buckets:
         name = f"{len(items)} parameters, {numel} {dtype} elements as {specs}"
         return Part(items, chunks, bound, layouts, name)
 
-    def _goes_to_sink(self, item: Item) -> bool:
-        return self.sink is not None and item.key in self.sink.names
+    def _goes_to_sink(self, name: str) -> bool:
+        return self.sink is not None and name in self.sink.shards
 
     def _name(self, parameter: Tensor) -> str:
         name = self._names.get(id(parameter))

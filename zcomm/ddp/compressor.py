@@ -1,7 +1,7 @@
 """The compressor of a DDP model: its gradients, bucket by bucket, step by step."""
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -10,30 +10,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
 from zcomm.ddp.buckets import Buckets, Part, Sink
-from zcomm.ddp.finite import DeviceFinite, Finite
-from zcomm.ddp.loss_scale import LossScale
+from zcomm.ddp.loss_scale import DeviceFinite, Finite, LossScale
 from zcomm.ddp.observers import Observers
 from zcomm.ddp.parameters import device_of, items_of, trainable
 from zcomm.engine.compressor import Compressor
-from zcomm.engine.engine import Engine, make_engine
-from zcomm.engine.job import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    Encoding,
-    Job,
-    JobData,
-    SinkData,
-)
+from zcomm.engine.engine import Engine
+from zcomm.engine.job import ALL_GATHER, Encoding, Job, JobData, SinkData
 from zcomm.engine.streams import streams_of
 from zcomm.sharding.chunks import Item, make_chunks
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.owners import even_bounds
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import PLAIN, Settings
 from zcomm.torch_private.autograd import Range, at_end_of_backward
 from zcomm.torch_private.ddp import divides_by_all_ranks, is_joining
-from zcomm.transport.channels import expect_sender, group_timeout_s, member_of
+from zcomm.transport.channels import expect_sender, member_of
 from zcomm.transport.handshake import meet
 
 
@@ -69,7 +60,9 @@ class DdpCompressor(Compressor):
         self.buckets = Buckets(named, settings, self.rank, self.world_size, self.feedback)
         self.observers = Observers()
         self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
-        self.engine = self._make_engine(name, hosts)
+        self.engine: Engine | None = None
+        if self.world_size > 1:
+            self.engine = self._make_engine(self.group, name, self.streams, hosts)
         self.scale = 1.0
         self._loss_scale = LossScale(scaler, self.streams, ddp)
         self._finite = DeviceFinite(self.streams) if self.streams else Finite()
@@ -78,13 +71,10 @@ class DdpCompressor(Compressor):
         self._watch_producers()
 
     def _watch_producers(self) -> None:
-        """Notes the stream that each parameter's backward() ran on: another one may be current
-        when its bucket is full."""
+        """Notes each parameter's backward() stream: its bucket may fill on another one."""
         if self.streams is not None:
             for p in self.buckets.named.values():
-                p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self.streams.note
-                )
+                p.register_post_accumulate_grad_hook(self.streams.note)  # type: ignore[no-untyped-call]
 
     def _meet(
         self, named: Mapping[str, Tensor], compared: Mapping[str, str]
@@ -98,15 +88,6 @@ class DdpCompressor(Compressor):
         if self.world_size > 1:
             expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
         return meet(mine, self.settings.hierarchy, self.group, self.rank)
-
-    def _make_engine(self, name: str, hosts: Hosts | None) -> Engine | None:
-        if self.world_size == 1:
-            return None
-        timeout_s = self.settings.timeout_s or group_timeout_s(self.group, self.device)
-        threads = self.settings.threads
-        engine = make_engine(self.group, name, timeout_s, self.streams, threads, hosts)
-        weakref.finalize(self, engine.stop)
-        return engine
 
     @property
     def sink(self) -> Sink | None:
@@ -161,16 +142,11 @@ class DdpCompressor(Compressor):
 
     def _job(self, part: Part, index: int, buffer: Tensor, accumulate: bool, finish: Any) -> Job:
         what = f"bucket {index} of step {self.step}"
-        collective, data = ALL_REDUCE, JobData(buffer, buffer)
-        if part.sink_layouts is not None:
-            assert self.sink is not None
-            target = self.sink.target(buffer.dtype)
-            collective = REDUCE_SCATTER
-            data = SinkData(buffer, target, part.sink_layouts, accumulate)
+        data = part.data(buffer, self.sink, accumulate)
         feedback = part.feedback[self.feedback.side] if part.feedback else None
         encoding = Encoding(1 / self.world_size, self.settings.verify, feedback)
         signature = f"{what}: {part.name}, loss scale {self.scale}"
-        return Job(what, collective, part.chunks, data, encoding, signature, finish)
+        return Job(what, part.collective, part.chunks, data, encoding, signature, finish)
 
     def _before_ddp_is_done(self) -> None:
         """The end of backward(), before DDP takes the results."""
@@ -192,8 +168,8 @@ class DdpCompressor(Compressor):
         self._jobs.clear()
         if self._scaler is not None and not self.failed:
             # Owners see no sums but their own: ranks would differ about the step.
-            exchange = self.exchange_numbers if self.sink is not None else None
-            self._finite.end(self.sink.sums() if self.sink is not None else (), exchange)
+            exchange = None if self.sink is None else self.exchange
+            self._finite.end(() if self.sink is None else self.sink.sums(), exchange)
         if self.failed:
             return
         self._undecided = True
@@ -230,11 +206,6 @@ class DdpCompressor(Compressor):
         if not known:
             self.raise_failure()
 
-    def record_stream(self, t: Tensor) -> None:
-        """The engine will use this memory."""
-        if self.engine is not None:
-            self.engine.record_stream(t)
-
     def engines(self) -> Collection[Engine]:
         return () if self.engine is None else (self.engine,)
 
@@ -252,27 +223,24 @@ class DdpCompressor(Compressor):
             "module in a new one: ddp = DistributedDataParallel(ddp.module)"
         )
 
-    def exchange(self, mine: Sequence[float]) -> list[float]:
-        """Every rank's numbers, in rank order; each rank gives as many. All ranks get the same
-        numbers, so they decide alike. An engine that fails says so later."""
-        return self.exchange_numbers(
-            torch.tensor(mine, dtype=torch.float64, device=self.device)
-        ).tolist()
+    def exchange(self, mine: Tensor) -> Tensor:
+        """Every rank's fp64 numbers, in rank order. Ranks give equally many and get the same."""
+        what = f"exchange of {mine.numel()} numbers in step {self.step}"
+        return self.gather_runs(mine, even_bounds(mine.numel(), self.world_size), what)
 
-    def exchange_numbers(self, mine: Tensor) -> Tensor:
-        """The same with fp64 tensors of one dimension, on the parameters' device."""
+    def gather_runs(self, mine: Tensor, bounds: tuple[int, ...], what: str) -> Tensor:
+        """The fp32 or fp64 tensor of which rank r has bounds[r]:bounds[r + 1], uncompressed.
+
+        Does not raise if the engine fails: raise_failure() does.
+        """
         if self.engine is None:
             return mine
-        count = mine.numel()
-        bounds = even_bounds(count, self.world_size)
         items = [Item("", PLAIN, bounds[-1], 0, bounds)]
-        size = self.settings.chunk_size(self.world_size)
-        chunks = make_chunks(items, self.rank, self.world_size, size, raw=True)
-        everyone = torch.zeros(bounds[-1], dtype=torch.float64, device=self.device)
-        what = f"exchange of {count} numbers in step {self.step}"
-        data = JobData(mine, everyone)
-        self.engine.run(Job(what, ALL_GATHER, chunks, data, signature=what))
-        return everyone
+        size, raw = self.settings.chunk_size(self.world_size), mine.dtype is torch.float64
+        chunks = make_chunks(items, self.rank, self.world_size, size, raw)
+        whole = torch.zeros(bounds[-1], dtype=mine.dtype, device=mine.device)
+        self.engine.run(Job(what, ALL_GATHER, chunks, JobData(mine, whole), signature=what))
+        return whole
 
     def _follow_scale(self) -> None:
         """Residuals are those of scaled gradients: they change with the scale."""

@@ -1,4 +1,4 @@
-"""The DDP comm hook: a bucket in, a future out."""
+"""compress, the one line that a user adds, and its DDP comm hook: a bucket in, a future out."""
 
 import gc
 from collections.abc import Mapping
@@ -9,18 +9,92 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
 from zcomm.ddp.compressor import DdpCompressor
-from zcomm.ddp.state import HookSavedState
-from zcomm.engine.handle import Handle
+from zcomm.engine.handle import Handle, SavedState
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import Codecs, Settings
-from zcomm.torch_private.ddp import comm_hooks, reduced_parameters
+from zcomm.torch_private.ddp import comm_hooks, reduced_parameters, uncompiled
+
+_SAVED_VERSION = 1
+
+
+def compress(
+    ddp: DistributedDataParallel,
+    codec: Codecs | Hierarchy = "lm4",
+    *,
+    scaler: Any = None,
+    feedback: bool | float | None = None,
+    start_step: int = 0,
+    chunk_mb: float | None = None,
+    timeout_s: float | None = None,
+    verify: bool = True,
+    min_numel: int = 1024,
+    residual_dtype: torch.dtype | str = torch.float32,
+    threads: int | None = None,
+) -> Handle:
+    """Compresses the gradients of a DDP model, starting with its next backward().
+
+    All ranks call it after wrapping the model and before training.
+
+    codec           a spec, a dict of patterns such as {"*.embed*": "int8", "*": "lm4"} (the first
+                    pattern that matches a parameter's name counts), or a zcomm.Hierarchy
+    scaler          the GradScaler, if the loop uses one
+    feedback        error feedback: None (the codec's best), True, False, or a decay from 0 to 1
+    start_step      earlier steps are uncompressed
+    chunk_mb        fp32 megabytes encoded and sent at a time; None: the best for the group
+    timeout_s       seconds to wait for other ranks; None: the group's timeout
+    verify          whether frames carry checksums
+    min_numel       smaller parameters are sent uncompressed
+    residual_dtype  how residuals are stored: fp32, bf16 or int8
+    threads         threads for the codecs; None: torch's number
+    """
+    model = model_without_hook(ddp, "compress")
+    state = HookState(
+        codec,
+        scaler=scaler,
+        feedback=feedback,
+        start_step=start_step,
+        chunk_mb=chunk_mb,
+        timeout_s=timeout_s,
+        verify=verify,
+        min_numel=min_numel,
+        residual_dtype=residual_dtype,
+        threads=threads,
+    )
+    state.bind(model)
+    model.register_comm_hook(state, hook)
+    return state.handle
+
+
+def model_without_hook(ddp: Any, what: str) -> Any:
+    """The DDP model, unwrapped from torch.compile; refuses one that cannot take a hook."""
+    model = uncompiled(ddp)
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"{what}: expected a DistributedDataParallel, got "
+            f"{arguments.describe(model)}; wrap the model first"
+        )
+    # A copied model has no hook, but torch copies its list of hooks.
+    hooks = comm_hooks(model)
+    hooks[:] = [(h, s) for h, s in hooks if not getattr(s, "is_copy", 0)]
+    if hooks:
+        names = ", ".join(getattr(h, "__qualname__", repr(h)) for h, _ in hooks)
+        raise ValueError(
+            f"{what}: expected a model without a comm hook, got one with {names}; torch allows "
+            "one hook per DistributedDataParallel and cannot remove it: wrap the module again"
+        )
+    if getattr(model, "mixed_precision", None) is not None:
+        raise ValueError(
+            f"{what}: expected DistributedDataParallel without mixed_precision=, got one with it: "
+            "mixed_precision= needs the only comm hook; use torch.autocast instead"
+        )
+    return model
 
 
 class HookState:
     """The state for `ddp.register_comm_hook(zcomm.HookState(codec="lm4"), zcomm.hook)`.
 
-    It finds its model at the first bucket and compares the settings of all ranks then.
-    `state.handle` is what zcomm.compress returns.
+    At the first bucket it finds its model and compares the settings of all ranks. `state.handle` is
+    what zcomm.compress returns.
 
     codec           a spec, a dict of name patterns and specs, or a zcomm.Hierarchy
     scaler          the GradScaler, if the loop uses one
@@ -64,7 +138,7 @@ class HookState:
         self.is_copy = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # DDP is copied and saved with its hook's state, but the copy has no hook.
+        # torch copies and saves a DDP model with its hook's state, but without the hook.
         return {**self.__dict__, "_compressor": None, "is_copy": True}
 
     @property
@@ -79,7 +153,7 @@ class HookState:
     def bind(
         self, ddp: DistributedDataParallel, compared: Mapping[str, str] | None = None
     ) -> DdpCompressor:
-        """Meets the other ranks: a collective call. `compared` must be the same on all of them."""
+        """Creates the compressor. A collective call: all ranks must have the same `compared`."""
         if self._compressor is None:
             self._compressor = DdpCompressor(ddp, self.settings, self.scaler, compared)
         return self._compressor
@@ -88,14 +162,56 @@ class HookState:
         return self._compressor or self.bind(_model_of(self, bucket))
 
 
-# Without annotations: torch refuses them where they are strings.
+class HookSavedState(SavedState):
+    """This rank's residuals, keyed by parameter name, and the step."""
+
+    def __init__(self, compressor: DdpCompressor) -> None:
+        self._compressor = compressor
+
+    def state_dict(self) -> dict[str, Any]:
+        compressor = self._compressor
+        compressor.synchronize()
+        compressor.buckets.hold_all()
+        return {
+            "version": _SAVED_VERSION,
+            "step": compressor.step,
+            "scale": compressor.scale,
+            "rank": compressor.rank,
+            "world_size": compressor.world_size,
+            "hosts": str(compressor.feedback.hosts),
+            "codecs": {name: item.codec.spec for name, item in compressor.buckets.items.items()},
+            "residuals": compressor.feedback.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues where the state was saved; refuses another run's before it writes."""
+        mine, rank = self.state_dict(), self._compressor.rank
+        if not isinstance(state, Mapping) or set(state) != set(mine):
+            got = str(sorted(state)) if isinstance(state, Mapping) else arguments.describe(state)
+            raise ValueError(
+                f"rank {rank}: load_state_dict: expected what handle.state_dict() returned, "
+                f"a dict with {sorted(mine)}, got {got}"
+            )
+        for field in ("version", "world_size", "rank", "hosts", "codecs"):
+            if state[field] != mine[field]:
+                expected, got = arguments.first_difference(mine[field], state[field])
+                raise ValueError(
+                    f"rank {rank}: load_state_dict: expected {field} {expected}, got {got}; load "
+                    "each rank's own state into the same model, codecs and number of ranks"
+                )
+        self._compressor.feedback.load_state_dict(state["residuals"])
+        self._compressor.step = int(state["step"])
+        self._compressor.scale = float(state["scale"])
+
+
+# No annotations: torch refuses them where they are strings.
 def hook(state, bucket):  # type: ignore[no-untyped-def]
     """The comm hook: hands the bucket to the engine."""
     return state.compressor(bucket).reduce(bucket)
 
 
 def _model_of(state: HookState, bucket: Any) -> DistributedDataParallel:
-    """The model that a state was registered with. torch does not say, but the model knows."""
+    """The model that a state was registered with. torch does not tell, so this looks for it."""
     first = bucket.parameters()[0]
     for candidate in gc.get_objects():
         if (

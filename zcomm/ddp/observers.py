@@ -1,4 +1,6 @@
-"""Observers watch the steps of a compressor and change nothing about them."""
+"""Callbacks that keep nothing alive: observers of a compressor's steps, and forward hooks."""
+
+from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,15 +14,13 @@ from zcomm.ddp.buckets import Part
 class Observer(Protocol):
     def take_bucket(self, index: int, parts: Sequence[Part], buffer: Tensor) -> None:
         """A bucket is about to be handed to the engine; a step begins with index 0."""
-        ...
 
     def end_step(self) -> None:
         """All buckets of a step have been reduced."""
-        ...
 
 
 class Observers:
-    """Those of one compressor.
+    """The observers of one compressor, which change nothing about its steps.
 
     It does not keep them alive. DDP's C++ part holds the compressor, where Python's collector does
     not look: an observer that knows its model would keep the model alive forever.
@@ -60,3 +60,18 @@ class Observers:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+class ForwardHook:
+    """Calls a method when a model runs its forward pass; in a copy of the model, does nothing."""
+
+    def __init__(self, method: Callable[[], None] | None) -> None:
+        self._method = None if method is None else weakref.WeakMethod(method)
+
+    def __call__(self, *_: object) -> None:
+        method = self._method and self._method()
+        if method is not None:
+            method()
+
+    def __reduce__(self) -> tuple[type[ForwardHook], tuple[None]]:
+        return ForwardHook, (None,)

@@ -1,27 +1,44 @@
 """Compressor: the gradients of one model, step by step. DDP and FSDP2 each have their own kind."""
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import asdict, fields
 from time import perf_counter
+from typing import Any
+
+import torch
 
 from zcomm.engine.counters import Counters, Stats
-from zcomm.engine.engine import Engine
+from zcomm.engine.engine import Engine, make_engine
 from zcomm.engine.job import Job
+from zcomm.engine.streams import Streams
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings
 from zcomm.torch_private.autograd import Range
+from zcomm.transport.channels import group_timeout_s
 
 
 class Compressor(ABC):
     """What the models of DDP and FSDP2 have in common: engines, residuals, steps, failures."""
 
+    device: torch.device
     feedback: ResidualStore
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.step = 0
         self._exposed_s = 0.0
+
+    def _make_engine(
+        self, group: Any, name: str, streams: Streams | None, hosts: Hosts | None = None
+    ) -> Engine:
+        """An engine for a process group, which stops when the compressor goes away."""
+        timeout_s = self.settings.timeout_s or group_timeout_s(group, self.device)
+        engine = make_engine(group, name, timeout_s, streams, self.settings.threads, hosts)
+        weakref.finalize(self, engine.stop)
+        return engine
 
     @abstractmethod
     def engines(self) -> Collection[Engine]:
@@ -35,9 +52,9 @@ class Compressor(ABC):
     def close(self) -> None:
         """Ends the engines."""
 
-    @abstractmethod
     def remove(self) -> None:
         """Gives the model torch's own communication back, where torch can do that."""
+        self.close()
 
     @abstractmethod
     def describe(self) -> str: ...

@@ -21,7 +21,7 @@ from zcomm.engine.device import DeviceRunner
 from zcomm.engine.inbox import Inbox, Stopped
 from zcomm.engine.job import Job, Marker
 from zcomm.engine.streams import Streams
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.transport.channels import Transport
 
 # How long stop() waits for the chunk in progress.

@@ -1,7 +1,4 @@
-"""FSDP2: `zcomm.fsdp.compress(model)` for a model with `fully_shard`.
-
-`reshard_after_forward=False` is ZeRO stage 2, `True` stage 3: what they send is the same here.
-"""
+"""compress for FSDP2, and the two collectives that FSDP calls for each module."""
 
 import math
 from collections.abc import Sequence
@@ -117,7 +114,7 @@ class CompressedAllGather(AllGather):  # type: ignore[misc]
     ) -> Any:
         if not self._compressor.can_gather(self._module, input_tensor, group):
             return torch_all_gather(output_tensor, input_tensor, group, async_op)
-        # Also without async_op: FSDP waits for what it gets before it reads the parameters.
+        # Without async_op, too: FSDP waits for this work before it reads the parameters.
         job = self._compressor.gather(self._module, output_tensor, input_tensor)
         return GatherWork(self._compressor, job)
 

@@ -9,7 +9,6 @@ all-gather when it needs the parameters.
 """
 
 import json
-import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from zcomm.base import arguments
 from zcomm.engine.compressor import Compressor
-from zcomm.engine.engine import Engine, make_engine
+from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData
 from zcomm.engine.streams import streams_of
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
@@ -28,23 +27,14 @@ from zcomm.fsdp.routes import ModuleRoutes
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings, expect_same
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
-from zcomm.transport.channels import (
-    exchange,
-    expect_sendable,
-    expect_sender,
-    gather_bytes,
-    group_timeout_s,
-)
+from zcomm.transport import channels
 
 
 class FsdpCompressor(Compressor):
     """The compressed collectives of one model's FSDP modules."""
 
     def __init__(
-        self,
-        modules: Sequence[ShardedModule],
-        settings: Settings,
-        param_settings: Settings | None,
+        self, modules: Sequence[ShardedModule], settings: Settings, param_settings: Settings | None
     ) -> None:
         super().__init__(settings)
         self.modules, self.param_settings = modules, param_settings
@@ -68,14 +58,18 @@ class FsdpCompressor(Compressor):
         """Compares settings with all ranks, and makes an engine for each process group."""
         mine = self._compared()
         for ranks, module in {self._ranks(module): module for module in self.modules}.items():
-            expect_sender(self.device, module.process_group, "zcomm.fsdp.compress")
-            everyone, name = exchange(mine, module.process_group)
+            channels.expect_sender(self.device, module.process_group, "zcomm.fsdp.compress")
+            everyone, name = channels.exchange(mine, module.process_group)
             if module.replica_group is not None:
-                theirs = gather_bytes(json.dumps(list(everyone)).encode(), module.replica_group)
+                texts = json.dumps(list(everyone)).encode()
+                theirs = channels.gather_bytes(texts, module.replica_group)
                 everyone = [one for part in theirs for one in json.loads(part)]
             expect_same(everyone, module.replica * module.world_size + module.rank)
             if module.world_size > 1:
-                self._engines[ranks] = self._make_engine(module, name)
+                # A side stream for each group: on a shared one, hops of two groups would wait for
+                # each other, on another rank in another order.
+                streams = streams_of(self.device)
+                self._engines[ranks] = self._make_engine(module.process_group, name, streams)
 
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""
@@ -93,16 +87,6 @@ class FsdpCompressor(Compressor):
             "parameters": repr(parameters),
             "device": self.device.type,
         }
-
-    def _make_engine(self, module: ShardedModule, name: str) -> Engine:
-        group, settings = module.process_group, self.settings
-        timeout_s = settings.timeout_s or group_timeout_s(group, self.device)
-        # A side stream each: on one stream, hops of two groups would wait for each other, and in
-        # another order on another rank.
-        streams = streams_of(self.device)
-        engine = make_engine(group, name, timeout_s, streams, settings.threads)
-        weakref.finalize(self, engine.stop)
-        return engine
 
     def _ranks(self, module: ShardedModule) -> tuple[int, ...]:
         return tuple(dist.get_process_group_ranks(module.process_group))
@@ -122,7 +106,7 @@ class FsdpCompressor(Compressor):
     ) -> None:
         """Overwrites `output` with this rank's shards of the reduced gradients."""
         what = f"reduce-scatter of {module} in step {self.step}"
-        expect_sendable(input, what)
+        channels.expect_sendable(input, what)
         self._begin_step()
         route = self.routes.reduce(module, used, input.dtype, self.step)
         prescale = module.prescale(op)
@@ -144,7 +128,7 @@ class FsdpCompressor(Compressor):
             self.wait(self._reducing.popleft())
 
     def make_room(self, module: ShardedModule) -> None:
-        """Called before an input is made, so that not all of a model's are alive at once."""
+        """Called before an input is allocated: they must not all be alive at once."""
         self.wait_for_gradients(but=module.input_buffers)
 
     def gather(self, module: ShardedModule, output: Tensor, input: Tensor) -> Job:
@@ -201,7 +185,7 @@ class FsdpCompressor(Compressor):
         self.wait_for_gradients()
         self.step += 1
 
-    # What others ask.
+    # What a Handle asks for.
 
     def engines(self) -> Collection[Engine]:
         return self._engines.values()
@@ -221,9 +205,6 @@ class FsdpCompressor(Compressor):
             module.reset_collectives()
         for engine in self._engines.values():
             engine.stop()
-
-    def remove(self) -> None:
-        self.close()
 
     def describe(self) -> str:
         first = self.modules[0]

@@ -150,7 +150,7 @@ def sharded_modules(model: object) -> list[ShardedModule]:
 
 
 def _of_state(state: Any, names: dict[nn.Module, str]) -> list[ShardedModule]:
-    """What a call of fully_shard made: nothing, where others had all parameters."""
+    """The modules of one fully_shard call: none if other calls had taken all parameters."""
     name = ", ".join(names[module] for module in fsdp.modules_of(state) if module in names)
     groups = fsdp.groups_of(state)
     if len(groups) > 1:
@@ -163,19 +163,15 @@ def _of_state(state: Any, names: dict[nn.Module, str]) -> list[ShardedModule]:
     for group in groups:
         _expect_free(name, group)
         parameters = [ShardedParameter(p, names) for p in fsdp.params_of(group)]
-        _expect_plain(parameters)
+        for p in parameters:
+            if p.is_dtensor:
+                raise ValueError(
+                    f"parameter {p.name!r}: expected a parameter that only FSDP shards, got a "
+                    "DTensor on another mesh (tensor parallelism); zcomm.fsdp does not support "
+                    "such models"
+                )
         made.append(ShardedModule(name, group, parameters))
     return made
-
-
-def _expect_plain(parameters: Sequence[ShardedParameter]) -> None:
-    """Refuses parameters that something other than FSDP cuts as well."""
-    for p in parameters:
-        if p.is_dtensor:
-            raise ValueError(
-                f"parameter {p.name!r}: expected a parameter that only FSDP shards, got a DTensor "
-                "on another mesh (tensor parallelism); zcomm.fsdp does not support such models"
-            )
 
 
 def _expect_free(name: str, group: Any) -> None:

@@ -39,11 +39,7 @@ class ModuleRoutes:
         self._made: dict[tuple[object, ...], ModuleRoute] = {}
 
     def reduce(
-        self,
-        module: ShardedModule,
-        used: Sequence[ShardedParameter],
-        dtype: torch.dtype,
-        step: int,
+        self, module: ShardedModule, used: Sequence[ShardedParameter], dtype: torch.dtype, step: int
     ) -> ModuleRoute:
         """For the gradients of some parameters."""
         plain = step < self.settings.start_step or dtype is torch.float64
@@ -54,7 +50,7 @@ class ModuleRoutes:
         return self._made[key]
 
     def gather(self, module: ShardedModule, dtype: torch.dtype) -> ModuleRoute:
-        """For all parameters, in the dtype in which they are gathered."""
+        """For all parameters, gathered in this dtype."""
         key = module.name, "gather", dtype
         if key not in self._made:
             exact = EXACT[dtype]
@@ -86,15 +82,13 @@ class ModuleRoutes:
         return self.settings.mode(item.codec) if item.key else False
 
     def codec(self, p: ShardedParameter) -> Codec:
-        """What its gradient is sent with."""
+        """The codec of its gradient."""
         return self.settings.codec_of(p.name, p.numel)
 
     def param_codec(self, p: ShardedParameter) -> Codec | None:
         """What a parameter is gathered with; None: exactly."""
-        if self.param_settings is None:
-            return None
-        found = self.param_settings.codec_of(p.name, p.numel)
-        return None if found.name == "none" else found
+        settings = self.param_settings
+        return None if settings is None else settings.lossy_codec_of(p.name, p.numel)
 
     def hold_all(self) -> None:
         """Makes all residuals: what they take is known before training."""

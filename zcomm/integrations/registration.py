@@ -6,8 +6,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from zcomm.ddp.api import compress
-from zcomm.ddp.hook import HookState
+from zcomm.ddp.hook import HookState, compress
 from zcomm.engine.handle import Handle
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import Codecs

@@ -21,7 +21,7 @@ from zcomm.sharding.chunks import Item, piece_limit
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Settings
 from zcomm.torch_private.ddp import uncompiled, uncompiled_name
-from zcomm.zero.elementwise import try_on_parts
+from zcomm.zero.elementwise import OptimizerSpec
 from zcomm.zero.parameter_gather import needs_master
 from zcomm.zero.shards import GradientShards, Shard
 
@@ -197,7 +197,7 @@ def _optimizer_nbytes(
 ) -> tuple[int, int]:
     """Bytes of the state for these tensors, and of a step's temporaries."""
     if flat:
-        try_on_parts(kind, options, {})
+        OptimizerSpec(kind, options).state_kinds({})
     state = step = 0
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         sizes = [t.numel() for t in tensors if t.dtype is dtype]

@@ -1,4 +1,4 @@
-"""Tensors of which each rank holds a part, as torch.distributed.checkpoint sees them.
+"""Tensors that are spread over the ranks, as torch.distributed.checkpoint sees them.
 
 It asks a tensor three things: what to write, which parts to read, and the memory of a part. Each of
 these classes is this rank's own part, an ordinary tensor that answers for the whole.
@@ -17,7 +17,24 @@ from zcomm.torch_private.tensors import no_torch_function, without_memory
 _MANY_ROWS = 1 << 31
 
 
-class StateShard(Tensor):
+class _Part(Tensor):
+    """This rank's part. A copy has only what `__reduce_ex__` returns."""
+
+    __torch_function__ = no_torch_function
+
+    def new_empty(self, *_: object, **__: object) -> Any:
+        raise RuntimeError(
+            "checkpoint: expected torch.distributed.checkpoint.save, got async_save, which cannot "
+            "copy parts of tensors; use save, or save copy.deepcopy(opt.state_dict()) in a thread "
+            "of your own"
+        )
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        make, arguments = self.__reduce_ex__(2)  # type: ignore[no-untyped-call]
+        return make(*arguments)
+
+
+class StateShard(_Part):
     """Elements [start, start + numel) of a flat tensor of `whole` elements."""
 
     start: int
@@ -28,11 +45,6 @@ class StateShard(Tensor):
         made = part.detach().as_subclass(cls)
         made.start, made.whole = start, whole
         return made
-
-    __torch_function__ = no_torch_function
-
-    def new_empty(self, *_: object, **__: object) -> Any:
-        raise _refused_copy()
 
     def part(self) -> Tensor:
         """The same memory as an ordinary tensor."""
@@ -55,12 +67,9 @@ class StateShard(Tensor):
         # A copy: a view would be written with all of its memory.
         return StateShard.of, (self.part().clone(), self.start, self.whole)
 
-    def __deepcopy__(self, memo: Any) -> StateShard:
-        return StateShard.of(self.part().clone(), self.start, self.whole)
-
 
 class SharedCopy(StateShard):
-    """What all ranks have alike: each writes its run, and reads the whole."""
+    """A tensor that is the same on all ranks: each writes its run, and reads the whole."""
 
     everything: Tensor
     reading: bool
@@ -80,7 +89,7 @@ class SharedCopy(StateShard):
         return self.everything if self.reading else self.part()
 
 
-class ResidualRow(Tensor):
+class ResidualRow(_Part):
     """One rank's residual of a parameter: a row of a matrix with a row for each rank.
 
     A checkpoint of any number of ranks can be read. Each rank takes the row of its number, and the
@@ -109,13 +118,8 @@ class ResidualRow(Tensor):
     def length(self) -> int:
         return int(self.storage_.whole_numel)
 
-    __torch_function__ = no_torch_function
-
     def size(self, dim: int | None = None) -> Any:
         return _AnyRows(self.length)
-
-    def new_empty(self, *_: object, **__: object) -> Any:
-        raise _refused_copy()
 
     def values(self) -> Tensor:
         """As it is now, or as it was read; fp32 or bf16."""
@@ -143,12 +147,9 @@ class ResidualRow(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return SavedRow, (self.values().clone(), self.rank, self.world_size, self.sharers)
 
-    def __deepcopy__(self, memo: Any) -> SavedRow:
-        return SavedRow(self.values().clone(), self.rank, self.world_size, self.sharers)
-
 
 class SavedRow:
-    """A ResidualRow outside of its optimizer: in a pickle, or a copy of a state."""
+    """A ResidualRow without its optimizer: in a pickle, or in a copy of a state."""
 
     def __init__(self, saved: Tensor, rank: int, world_size: int, sharers: tuple[int, ...]) -> None:
         self.saved, self.rank, self.world_size = saved, rank, world_size
@@ -213,14 +214,6 @@ class _RowSum(Tensor):
                 rows.total.add(row)
             return rows
         raise RuntimeError(f"residual rows: expected to be filled by a checkpoint, got {func}")
-
-
-def _refused_copy() -> RuntimeError:
-    return RuntimeError(
-        "checkpoint: expected torch.distributed.checkpoint.save, got async_save, which cannot copy "
-        "parts of tensors; use save, or save copy.deepcopy(opt.state_dict()) in a thread of your "
-        "own"
-    )
 
 
 def _chunk(offsets: Any, sizes: Any) -> Any:

@@ -27,7 +27,7 @@ import torch
 from zcomm.codecs import Codec
 from zcomm.codecs.layout import Layout, Segment
 from zcomm.codecs.raw import RawLayout
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.owners import cut, piece_numel
 
 # Runs of codecs without blocks are cut at multiples of this.
@@ -127,7 +127,7 @@ class Chunk:
         segments = [
             Segment(s.codec, s.numel, start, s.peer) for s, start in zip(self.wire.segments, starts)
         ]
-        return _layout(segments, self.wire.peers, self.sum_dtype is torch.float64)
+        return _layout(segments, self.wire.peers, self.raw)
 
     def needs_rows(self, reduce: bool) -> bool:
         """Whether it needs room for frames of several ranks, or for copies of its own frame.
@@ -140,13 +140,11 @@ class Chunk:
         """The layout of this rank's frame, for a sink with its run of each item at a position."""
         segments = [
             Segment(
-                p.item.codec,
-                p.stop - p.start,
-                positions[p.item.key] + p.start - p.item.bounds[self.rank],
+                p.item.codec, p.numel, positions[p.item.key] + p.start - p.item.bounds[self.rank]
             )
             for p in self.own_pieces
         ]
-        return _layout(segments, 1, self.sum_dtype is torch.float64)
+        return _layout(segments, 1, self.raw)
 
     def slot_nbytes(self, reduce: bool) -> tuple[int, int]:
         """The bytes of its wire and its rows, in the largest of its hops."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from zcomm.base import arguments
 from zcomm.sharding.chunks import Chunk
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
 
 
@@ -21,6 +21,7 @@ class Feedback:
 
     def __init__(self, decay: float | None = None, *, dtype: torch.dtype = torch.float32) -> None:
         self.decay = None if decay is None else checked_decay(decay)
+        self.mode: Mode = True if self.decay is None else self.decay
         if dtype not in arguments.RESIDUAL_DTYPES:
             known = arguments.dtype_names(arguments.RESIDUAL_DTYPES)
             raise ValueError(f"Feedback: expected dtype {known}, got {dtype}")
@@ -28,10 +29,6 @@ class Feedback:
             raise ValueError("Feedback: expected no decay with torch.int8 residuals, got one")
         self.dtype = dtype
         self._bound: _Bound | None = None
-
-    @property
-    def mode(self) -> Mode:
-        return True if self.decay is None else self.decay
 
     def bind(
         self,

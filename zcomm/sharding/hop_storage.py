@@ -21,8 +21,8 @@ class HopStorage:
         device: torch.device,
     ) -> None:
         limit = piece_limit(item.codec, len(item.bounds) - 1)
-        self.item = item
-        self._codec = item.codec
+        self.item, self.dtype = item, dtype
+        self.whole_numel = item.numel  # even if this rank holds only some of its elements
         self._ranges: dict[int, tuple[int, int, int]] = {}
         at = 0
         for r in owners:
@@ -37,10 +37,6 @@ class HopStorage:
         return self.sides[side][start:stop]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.sides[0].dtype
-
-    @property
     def numel(self) -> int:
         return sum(self._sizes())
 
@@ -49,7 +45,7 @@ class HopStorage:
         stored = self.sides[side]
         if stored.dtype is not torch.int8:
             return stored
-        parts = [self._codec.read_residual(stored[a:b], n) for a, b, n in self._ranges.values()]
+        parts = [self.item.codec.read_residual(stored[a:b], n) for a, b, n in self._ranges.values()]
         return torch.cat(parts) if parts else torch.empty(0, device=stored.device)
 
     def write(self, side: int, values: Tensor) -> None:
@@ -62,12 +58,7 @@ class HopStorage:
         for (start, stop, n), part in zip(self._ranges.values(), parts):
             kept = torch.zeros(n, dtype=torch.bool, device=stored.device)
             to = stored[start:stop]
-            to.copy_(self._codec.write_residual(part, kept, to))
-
-    @property
-    def whole_numel(self) -> int:
-        """Elements of the item, even if this rank holds only part of them."""
-        return self.item.numel
+            to.copy_(self.item.codec.write_residual(part, kept, to))
 
     def spread(self, side: int) -> Tensor:
         """The values where they belong in the item; zeros where other ranks hold them."""

@@ -20,13 +20,14 @@ from torch import Tensor
 from zcomm.codecs.layout import Layout
 from zcomm.codecs.residuals import Residuals
 from zcomm.sharding.chunks import Chunk, Item, Piece
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.hop_storage import HopStorage
-from zcomm.sharding.hosts import Hosts
 from zcomm.torch_private import foreach
 
 HOPS = ("sent", "owned")
 # How an item is fed back: not at all, in full, or with a decay.
 Mode = bool | float
+ModeOf = Callable[[Item], Mode]
 
 
 class Hop:
@@ -85,11 +86,7 @@ class ResidualStore:
         self._scratch = torch.empty(0, device="cpu")
 
     def bind(
-        self,
-        chunks: Sequence[Chunk],
-        rank: int,
-        mode: Callable[[Item], Mode],
-        gather: bool = True,
+        self, chunks: Sequence[Chunk], rank: int, mode: ModeOf, gather: bool = True
     ) -> list[list[ChunkFeedback]]:
         """The residuals of each chunk, for each side that a step may start from.
 
@@ -155,7 +152,7 @@ class ResidualStore:
         return {key: storage for key, storage in storages.items() if storage is not None}
 
     def hold(self, items: Iterable[Item], rank: int, gather: bool = True) -> None:
-        """Makes residuals of zeros for items that have none yet."""
+        """Makes zero residuals for items that have none yet."""
         for item in items:
             if item.key not in self._held:
                 owners = sorted(self.hosts.column) if self.hosts else range(len(item.bounds) - 1)
@@ -176,9 +173,7 @@ class ResidualStore:
             self._record_stream(t)
         return t
 
-    def _bind_chunk(
-        self, chunk: Chunk, side: int, mode: Callable[[Item], Mode], gather: bool
-    ) -> ChunkFeedback:
+    def _bind_chunk(self, chunk: Chunk, side: int, mode: ModeOf, gather: bool) -> ChunkFeedback:
         coded = chunk.coded
         sent = self._bind_hop(coded.wire, coded.pieces, "sent", side, mode)
         if not gather:
@@ -187,12 +182,7 @@ class ResidualStore:
         return ChunkFeedback(sent, owned)
 
     def _bind_hop(
-        self,
-        layout: Any,
-        pieces: Sequence[Piece],
-        hop: str,
-        side: int,
-        mode: Callable[[Item], Mode],
+        self, layout: Any, pieces: Sequence[Piece], hop: str, side: int, mode: ModeOf
     ) -> Hop | None:
         inputs: list[Tensor | None] = []
         outputs: list[Tensor | None] = []

@@ -1,4 +1,4 @@
-"""Settings of the hook: checked when made, the same on all ranks."""
+"""Settings: checked when constructed; all ranks must have the same."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -10,14 +10,13 @@ from zcomm.base import arguments
 from zcomm.codecs import Codec, codec
 from zcomm.sharding.chunks import ChunkSize, TwoHops, best_chunk_size
 from zcomm.sharding.feedback import checked_decay
-from zcomm.sharding.hierarchy import Hierarchy
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hierarchy, Hosts
 from zcomm.sharding.residual_store import Mode
 
-# A codec's spec, or a dict of patterns of parameter names and specs.
+# A codec's spec, or a dict that maps patterns of parameter names to specs.
 Codecs = str | Codec | Mapping[str, str | Codec]
 PLAIN = codec("none")
-# Codecs that carry a dtype exactly.
+# The codec that sends each dtype exactly.
 EXACT = {
     torch.float32: PLAIN,
     torch.float64: PLAIN,
@@ -25,12 +24,12 @@ EXACT = {
     torch.float16: codec("fp16"),
 }
 _LEAST_CHUNK_MB = 1 / 16
-_NOT_COMPARED = ("threads",)  # how fast, not what
+_NOT_COMPARED = ("threads",)  # changes the speed, not the result
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that `zcomm.compress` takes and describes, checked."""
+    """The checked settings of `zcomm.compress`, which describes them."""
 
     codec: Codecs | Hierarchy = "lm4"
     feedback: bool | float | None = None
@@ -81,7 +80,7 @@ class Settings:
         return ChunkSize(int(self.chunk_mb * 2**18), int(self.chunk_mb * 2**20))
 
     def two_hops(self, hosts: Hosts | None) -> TwoHops | None:
-        """How chunks are made for hosts, if there are several with several ranks each."""
+        """How to make chunks for hosts, if there are several with several ranks each."""
         if self.hierarchy is None or hosts is None:
             return None
         return TwoHops(hosts, self.hierarchy.local_codec)
@@ -103,6 +102,11 @@ class Settings:
             f"codec: expected a pattern that matches parameter {name!r}, got {patterns}; "
             "add '*' as the last one"
         )
+
+    def lossy_codec_of(self, name: str, numel: int) -> Codec | None:
+        """The codec of a parameter; None if it is "none": the parameter is sent exactly."""
+        found = self.codec_of(name, numel)
+        return None if found.name == "none" else found
 
     def mode(self, used: Codec) -> Mode:
         """How residuals of a codec are fed back."""
@@ -128,7 +132,7 @@ SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
 
 
 def expect_same(everyone: Sequence[Mapping[str, str]], rank: int) -> None:
-    """Refuses settings that differ; every rank raises, and names each rank's value."""
+    """Refuses settings that differ; every rank raises an error that names all values."""
     for name in sorted({key for settings in everyone for key in settings}):
         values = [settings.get(name, "missing") for settings in everyone]
         if len(set(values)) > 1:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from zcomm.base import arguments
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.torch_private import c10d
 
 # How long a failing rank waits for the others to say that they are alive, at most.

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from zcomm.sharding.hierarchy import ANNOUNCED, Hierarchy, met_hosts
-from zcomm.sharding.hosts import Hosts
+from zcomm.sharding.hierarchy import ANNOUNCED, Hierarchy, Hosts, met_hosts
 from zcomm.sharding.settings import expect_same
 from zcomm.transport.channels import exchange
 

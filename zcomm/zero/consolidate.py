@@ -7,6 +7,7 @@ and one tensor.
 import copy
 import pickle
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -44,7 +45,12 @@ def consolidate(groups: ShardedGroups, to: int) -> dict[str, Any] | None:
             }
     if compressor.rank != to:
         return None
-    return {"state": state, "param_groups": _numbered_groups(groups)}
+    numbers = count()  # in place of parameters, as torch saves them
+    param_groups = [
+        {**options_of(group), "params": [next(numbers) for _ in group["params"]]}
+        for group in groups.groups
+    ]
+    return {"state": state, "param_groups": param_groups}
 
 
 def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> None:
@@ -59,14 +65,14 @@ def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> Non
         )
     outline = pickle.loads(everyones[source])
     _expect_fit(groups, outline)
-    runs = _own_runs if all(everyones) else _sent_runs
+    sender = None if all(everyones) else source
     for index, shard, kinds in groups.numbered():
         groups.inner.state.pop(shard.tensor, None)
         values = outline["state"].get(index)
         if values:
             mine = state["state"][index] if state is not None else {}
             groups.inner.state[shard.tensor] = {
-                key: runs(groups, shard, mine.get(key), source) if kinds[key] is ELEMENT else value
+                key: _run(groups, shard, mine.get(key), sender) if kinds[key] is ELEMENT else value
                 for key, value in values.items()
             }
     for options, saved in zip(groups.groups, outline["param_groups"]):
@@ -103,27 +109,21 @@ def _expect_fit(groups: ShardedGroups, outline: Mapping[str, Any]) -> None:
                 raise ValueError(f"{what} {key} of {shard.name!r} of shape {expected}, got {shape}")
 
 
-def _own_runs(groups: ShardedGroups, shard: Shard, whole: Tensor | None, source: int) -> Tensor:
-    assert whole is not None
-    return _in_memory_order(shard, whole)[shard.start : shard.stop].clone()
-
-
-def _sent_runs(groups: ShardedGroups, shard: Shard, whole: Tensor | None, source: int) -> Tensor:
+def _run(groups: ShardedGroups, shard: Shard, whole: Tensor | None, sender: int | None) -> Tensor:
+    """This rank's run of a tensor: sent by rank `sender`, or from its own `whole`."""
     compressor, bounds = groups.compressor, shard.item.bounds
-    mine = torch.empty_like(shard.tensor)
-    if compressor.rank != source:
+    if sender is not None and sender != compressor.rank:
+        mine = torch.empty_like(shard.tensor)
         if mine.numel():
-            dist.recv(mine, group=compressor.group, group_src=source)
+            dist.recv(mine, group=compressor.group, group_src=sender)
         return mine
     assert whole is not None
     ordered = _in_memory_order(shard, whole)
-    for rank in range(compressor.world_size):
+    for rank in range(compressor.world_size) if sender is not None else ():
         run = ordered[bounds[rank] : bounds[rank + 1]]
-        if rank == source:
-            mine.copy_(run)
-        elif run.numel():
+        if rank != sender and run.numel():
             dist.send(run, group=compressor.group, group_dst=rank)
-    return mine
+    return ordered[shard.start : shard.stop].clone()
 
 
 def _in_memory_order(shard: Shard, whole: Tensor) -> Tensor:
@@ -133,16 +133,6 @@ def _in_memory_order(shard: Shard, whole: Tensor) -> Tensor:
     ordered = torch.empty_strided(p.shape, p.stride(), dtype=like.dtype, device=like.device)
     ordered.copy_(whole)
     return ordered.as_strided((p.numel(),), (1,))
-
-
-def _numbered_groups(groups: ShardedGroups) -> list[dict[str, Any]]:
-    """The param groups, with numbers for parameters, as torch saves them."""
-    numbered, index = [], 0
-    for group in groups.groups:
-        count = len(group["params"])
-        numbered.append({**options_of(group), "params": list(range(index, index + count))})
-        index += count
-    return numbered
 
 
 def _gathered(groups: ShardedGroups, shard: Shard, mine: Tensor, to: int) -> Tensor | None:

@@ -27,7 +27,12 @@ class OptimizerSpec:
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        _expect_optimizer_class(self.optimizer_class)
+        given = self.optimizer_class
+        if not (isinstance(given, type) and issubclass(given, Optimizer)):
+            raise TypeError(
+                f"ZeroOptimizer: expected a class of torch.optim, such as torch.optim.AdamW, got "
+                f"{getattr(given, '__name__', repr(given))}"
+            )
 
     def expect_known(self, names: Sequence[str], settings: Sequence[str]) -> None:
         """Refuses a keyword that the class does not take, and suggests the nearest names."""
@@ -53,63 +58,44 @@ class OptimizerSpec:
         return defaults
 
     def state_kinds(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """See try_on_parts."""
-        return try_on_parts(self.optimizer_class, self.options, options_of(group))
+        """The state that the optimizer keeps, by name: ELEMENT (a value per element), or a sample.
+
+        Refuses an optimizer that cannot update a parameter of this param group in parts.
+        """
+        name = self.optimizer_class.__name__
+        whole = torch.linspace(-1, 1, _SHAPE[0] * _SHAPE[1]).reshape(_SHAPE)
+        parts = [part.clone() for part in torch.split(whole.flatten(), _SIZES)]
+        try:
+            state = self._try(whole, 0, group)
+            for part, start in zip(parts, (0, _SIZES[0])):  # each as on a rank of its own
+                self._try(part, start, group)
+        except Exception as error:
+            raise ValueError(
+                f"ZeroOptimizer: expected an optimizer whose step() updates element by element, "
+                f"got {name}, which cannot: {type(error).__name__}: {error}"
+            ) from error
+        if not torch.allclose(torch.cat(parts), whole.flatten(), rtol=_RTOL, atol=_ATOL):
+            raise ValueError(
+                f"ZeroOptimizer: expected an optimizer that updates element by element, got "
+                f"{name}: it updates parts of a parameter differently from the whole; use it with "
+                "zcomm.compress, which does not shard"
+            )
+        return {
+            key: ELEMENT if isinstance(value, Tensor) and value.shape == whole.shape else value
+            for key, value in state.items()
+            if value is not None
+        }
+
+    def _try(self, t: Tensor, start: int, group: Mapping[str, Any]) -> Any:
+        """Runs a few steps on elements `start` and up of a parameter; returns their state."""
+        optimizer = self.make([{**options_of(group), "params": [t]}])
+        numbers = torch.arange(start, start + t.numel(), dtype=torch.float32)
+        for step in range(_STEPS):
+            t.grad = torch.cos(numbers * (step + 1)).reshape(t.shape)  # depends on the position
+            optimizer.step()
+        return optimizer.state[t]
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     """A param group without its parameters."""
     return {key: v for key, v in group.items() if key not in ("params", "param_names")}
-
-
-def try_on_parts(
-    optimizer_class: Any, arguments: Mapping[str, Any], group: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The state that the optimizer keeps, by name: ELEMENT (a value per element), or a sample.
-
-    `group` has the options of a param group. Refuses an optimizer that cannot update a parameter
-    in parts, and says why.
-    """
-    _expect_optimizer_class(optimizer_class)
-    name = optimizer_class.__name__
-    whole = torch.linspace(-1, 1, _SHAPE[0] * _SHAPE[1]).reshape(_SHAPE)
-    parts = [part.clone() for part in torch.split(whole.flatten(), _SIZES)]
-    try:
-        state = _steps(optimizer_class([{"params": [whole], **group}], **arguments), whole, 0)
-        start = 0
-        for part in parts:  # each with its own optimizer, as on the ranks
-            _steps(optimizer_class([{"params": [part], **group}], **arguments), part, start)
-            start += part.numel()
-    except Exception as error:
-        raise ValueError(
-            f"ZeroOptimizer: expected an optimizer whose step() updates element by element, got "
-            f"{name}, which cannot: {type(error).__name__}: {error}"
-        ) from error
-    if not torch.allclose(torch.cat(parts), whole.flatten(), rtol=_RTOL, atol=_ATOL):
-        raise ValueError(
-            f"ZeroOptimizer: expected an optimizer that updates element by element, got {name}: "
-            "it updates parts of a parameter differently from the whole; use it with "
-            "zcomm.compress, which does not shard"
-        )
-    return {
-        key: ELEMENT if isinstance(value, Tensor) and value.shape == whole.shape else value
-        for key, value in state.items()
-        if value is not None
-    }
-
-
-def _expect_optimizer_class(given: Any) -> None:
-    if not (isinstance(given, type) and issubclass(given, Optimizer)):
-        raise TypeError(
-            f"ZeroOptimizer: expected a class of torch.optim, such as torch.optim.AdamW, got "
-            f"{getattr(given, '__name__', repr(given))}"
-        )
-
-
-def _steps(optimizer: Optimizer, t: Tensor, start: int) -> Any:
-    """Runs a few steps, with gradients that depend on an element's position; returns t's state."""
-    numbers = torch.arange(start, start + t.numel(), dtype=torch.float32)
-    for step in range(_STEPS):
-        t.grad = torch.cos(numbers * (step + 1)).reshape(t.shape)
-        optimizer.step()
-    return optimizer.state[t]

@@ -46,6 +46,7 @@ class ShardedGroups:
         gradients: GradientShards,
     ) -> None:
         self.groups, self.compressor, self.gradients = groups, compressor, gradients
+        self.shards: Mapping[str, Shard] = gradients.shards
         self._spec, self._param_settings = spec, param_settings
         self._names = {id(p): name for name, p in compressor.buckets.named.items()}
         self._frozen: list[Tensor] = []
@@ -74,11 +75,6 @@ class ShardedGroups:
         if needs_master(self._param_settings, shard):
             shard.make_master()
         return shard
-
-    @property
-    def shards(self) -> Mapping[str, Shard]:
-        """This rank's shards, by parameter name."""
-        return self.gradients.shards
 
     def shard_of(self, p: Tensor) -> Shard | None:
         return self.shards.get(self._names.get(id(p), ""))

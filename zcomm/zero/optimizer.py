@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from zcomm.base import arguments
-from zcomm.ddp.api import model_without_hook
-from zcomm.ddp.forward_hooks import ForwardHook
-from zcomm.ddp.hook import HookState, hook
+from zcomm.ddp.hook import HookState, hook, model_without_hook
+from zcomm.ddp.observers import ForwardHook
 from zcomm.ddp.parameters import trainable
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Codecs, Settings

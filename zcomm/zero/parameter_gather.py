@@ -1,7 +1,7 @@
-"""The gather of parameters after an optimizer's step.
+"""The all-gather of parameters after an optimizer step.
 
-Exact: owners send their runs in the parameter's own dtype. With a codec, owners send the difference
-between their fp32 master and the parameter, which is the same on all ranks:
+Without a codec, owners send their runs exactly, in the parameter's dtype. With one, owners send the
+difference between their fp32 master and the parameter, which is the same on all ranks:
 
     d  =  decode(encode(master - p))        p  <-  p + d        on every rank, the owner too
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from zcomm.codecs import Codec
 from zcomm.codecs.scattered import ScatteredLayout
 from zcomm.ddp.compressor import DdpCompressor
+from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, Encoding, Job, JobData
 from zcomm.sharding.chunks import Chunk, Piece, make_chunks
 from zcomm.sharding.settings import EXACT, Settings
@@ -29,52 +30,50 @@ from zcomm.zero.shards import Shard
 
 
 def difference_codec(settings: Settings | None, shard: Shard) -> Codec | None:
-    """The codec of a parameter's differences; None: it is gathered exactly."""
-    dtype = shard.flat.dtype
-    if settings is None or dtype is torch.float64:
+    """The codec of a parameter's differences; None: the parameter is gathered exactly."""
+    if settings is None or shard.flat.dtype is torch.float64:
         return None
-    found = settings.codec_of(shard.name, shard.item.numel)
-    return None if found.name == "none" else found
+    return settings.lossy_codec_of(shard.name, shard.item.numel)
 
 
 def gathered_codec(settings: Settings | None, shard: Shard) -> Codec:
-    """What a parameter is sent with: its differences, or its own dtype exactly."""
+    """The codec that sends a parameter: that of its differences, or of its exact dtype."""
     return difference_codec(settings, shard) or EXACT[shard.flat.dtype]
 
 
 def needs_master(settings: Settings | None, shard: Shard) -> bool:
-    """Whether the parameter itself cannot be the truth: it is coarse, or lags behind."""
-    coarse = shard.flat.dtype in (torch.bfloat16, torch.float16)
-    return coarse or difference_codec(settings, shard) is not None
+    """Whether the optimizer needs an fp32 copy: the parameter is half precision, or lags."""
+    is_half = shard.flat.dtype in (torch.bfloat16, torch.float16)
+    return is_half or difference_codec(settings, shard) is not None
 
 
 def is_in_place(shards: Iterable[Shard]) -> bool:
-    """Whether runs are sent from where they lie to where they belong: fp32 without masters."""
+    """Whether kernels read and write the parameters themselves: fp32 without masters."""
     return all(s.flat.dtype is torch.float32 and not s.has_master for s in shards)
 
 
 class Gathers:
-    """The gathers of an optimizer's parameters, one for each dtype, made when first needed."""
+    """The gathers of an optimizer's parameters, one per dtype, created when first needed."""
 
     def __init__(self, compressor: DdpCompressor, param_settings: Settings | None) -> None:
         self._compressor, self._param_settings = compressor, param_settings
-        self._usual: list[Gather] = []
+        self._of_steps: list[Gather] = []
 
     def clear(self) -> None:
-        """After parameters were added, or moved."""
-        self._usual = []
+        """Call this after parameters are added or move to other memory."""
+        self._of_steps = []
 
     def run(self, shards: Collection[Shard], what: str, note: str, exact: bool) -> None:
-        """Gathers all parameters, with the codecs or exactly; raises what the engine raises."""
+        """Gathers all parameters, with their codecs or exactly; raises the engine's error."""
         engine = self._compressor.engine
         if engine is None:
             for shard in shards:
                 if shard.has_master:
                     shard.run.copy_(shard.tensor)
             return
-        if not exact and not self._usual:
-            self._usual = self._make(shards, self._param_settings)
-        gathers = self._make(shards, None) if exact else self._usual
+        if not exact and not self._of_steps:
+            self._of_steps = self._make(engine, shards, self._param_settings)
+        gathers = self._make(engine, shards, None) if exact else self._of_steps
         jobs = [gather.job(what, note) for gather in gathers]
         for job in jobs:
             engine.submit(job)
@@ -82,24 +81,22 @@ class Gathers:
             job.wait()
         self._compressor.raise_failure()
 
-    def _make(self, shards: Collection[Shard], param_settings: Settings | None) -> list[Gather]:
+    def _make(
+        self, engine: Engine, shards: Collection[Shard], param_settings: Settings | None
+    ) -> list[Gather]:
         by_dtype: dict[torch.dtype, list[Shard]] = {}
         for shard in shards:
             by_dtype.setdefault(shard.flat.dtype, []).append(shard)
-        for shard in shards:
-            self._compressor.record_stream(shard.flat)
-            self._compressor.record_stream(shard.tensor)
-        return [Gather(some, self._compressor, param_settings) for some in by_dtype.values()]
+            engine.record_stream(shard.flat)
+            engine.record_stream(shard.tensor)
+        return [Gather(same, self._compressor, param_settings) for same in by_dtype.values()]
 
 
 class Gather:
-    """Parameters of one dtype, and where their chunks go."""
+    """The gather of all parameters of one dtype."""
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        compressor: DdpCompressor,
-        param_settings: Settings | None,
+        self, shards: Sequence[Shard], compressor: DdpCompressor, param_settings: Settings | None
     ) -> None:
         settings, world_size = compressor.settings, compressor.world_size
         self.dtype = shards[0].flat.dtype
@@ -126,7 +123,7 @@ class Gather:
 
 
 class _ParameterData(JobData):
-    """Parameters as the engine reads and writes them, chunk by chunk; views are made once."""
+    """Lets the engine read and write parameters chunk by chunk; creates its views once."""
 
     def __init__(
         self,
@@ -138,14 +135,14 @@ class _ParameterData(JobData):
         self.itemsize = dtype.itemsize
         in_place = is_in_place(shards.values())
         self._in_place = [_in_place(c, shards) for c in chunks] if in_place else None
-        self._loaded: list[tuple[list[Tensor], _Views]] = []
-        self._stored: list[_Views] = []
+        self._loaded: list[tuple[list[Tensor], _ParameterRuns]] = []
+        self._stored: list[_ParameterRuns] = []
         for chunk in () if in_place else chunks:
             runs = chunk.runs()
             own = [run for run in runs if run.owner == chunk.rank]
-            truths = [_truth(run, shards[run.item.key]) for run in own]
-            self._loaded.append((truths, _Views(own, shards, coded)))
-            self._stored.append(_Views(runs, shards, coded))
+            updated = [_updated(run, shards[run.item.key]) for run in own]
+            self._loaded.append((updated, _ParameterRuns(own, shards, coded)))
+            self._stored.append(_ParameterRuns(runs, shards, coded))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return ()  # Gathers records them
@@ -157,39 +154,36 @@ class _ParameterData(JobData):
         return None if self._in_place is None else self._in_place[index].others
 
     def load(self, index: int, chunk: Chunk, values: Tensor) -> None:
-        truths, views = self._loaded[index]
-        parts = views.split(values)
+        updated, runs = self._loaded[index]
+        parts = runs.split(values)
         if parts:
-            foreach.copy_(parts, truths)
-        if any(views.coded):
-            foreach.sub_(_where(parts, views.coded), _where(views.flats, views.coded))
+            foreach.copy_(parts, updated)
+        if any(runs.coded):
+            foreach.sub_(_where(parts, runs.coded), _where(runs.views, runs.coded))
 
     def store(self, index: int, chunk: Chunk, values: Tensor) -> None:
-        views = self._stored[index]
-        parts = views.split(values)
-        if not all(views.coded):
-            foreach.copy_(_where(views.flats, views.exact), _where(parts, views.exact))
-        if any(views.coded):
-            foreach.add_(_where(views.flats, views.coded), _where(parts, views.coded))
+        runs = self._stored[index]
+        parts = runs.split(values)
+        if not all(runs.coded):
+            foreach.copy_(_where(runs.views, runs.exact), _where(parts, runs.exact))
+        if any(runs.coded):
+            foreach.add_(_where(runs.views, runs.coded), _where(parts, runs.coded))
 
 
 class _InPlace(NamedTuple):
-    """A chunk where its parameters lie: what this rank owns, and what the others do."""
+    """A chunk in the parameters' own memory: this rank's part, and the other ranks' parts."""
 
     own: ScatteredLayout
     others: ScatteredLayout
 
 
-class _Views:
-    """Views of parameters, in the order of values that are packed."""
+class _ParameterRuns:
+    """Views of runs of parameters, in the order of a chunk's packed values."""
 
     def __init__(
-        self,
-        runs: Sequence[Piece],
-        shards: Mapping[str, Shard],
-        coded: Container[str],
+        self, runs: Sequence[Piece], shards: Mapping[str, Shard], coded: Container[str]
     ) -> None:
-        self.flats = [shards[run.item.key].flat[run.start : run.stop] for run in runs]
+        self.views = [shards[run.item.key].flat[run.start : run.stop] for run in runs]
         self.coded = [run.item.key in coded for run in runs]  # sent as differences
         self.exact = [not coded for coded in self.coded]
         self._sizes = [run.stop - run.start for run in runs]
@@ -210,8 +204,8 @@ def _in_place(chunk: Chunk, shards: Mapping[str, Shard]) -> _InPlace:
     )
 
 
-def _truth(run: Piece, shard: Shard) -> Tensor:
-    """What the owner has of a run: its master, or the parameter itself."""
+def _updated(run: Piece, shard: Shard) -> Tensor:
+    """The values that the optimizer updated: the owner's master, or the parameter itself."""
     return shard.tensor.detach()[run.start - shard.start : run.stop - shard.start]
 
 

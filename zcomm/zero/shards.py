@@ -98,10 +98,6 @@ class GradientShards:
         self._positions: dict[torch.dtype, dict[str, int]] = {}
         self._sums: dict[torch.dtype, Tensor] = {}
 
-    @property
-    def names(self) -> Mapping[str, Shard]:
-        return self.shards
-
     def add(self, shards: Iterable[Shard]) -> None:
         """Allocates the sums of more parameters; existing sums keep their values."""
         self.shards |= {shard.name: shard for shard in shards}
@@ -140,7 +136,7 @@ class GradientShards:
         return self._sums[_sum_dtype(dtype)]
 
     def take(self, names: Sequence[str]) -> bool:
-        """Drops local gradients, which are in the bucket. True if it must be added to sums."""
+        """Drops local gradients: the bucket has them. True if it must be added to the sums."""
         shards = [self.shards[name] for name in names]
         kept = [_keeps_sum(shard) for shard in shards]
         for shard, keeps in zip(shards, kept):
@@ -154,8 +150,8 @@ class GradientShards:
         return any(kept)
 
     def hide(self) -> None:
-        """Before a forward pass, which may rebuild DDP's buckets: with bucket views DDP would fill
-        the new ones from p.grad, as after a backward()."""
+        """Call this before a forward pass, which may rebuild DDP's buckets: with bucket views, DDP
+        would fill the new ones from p.grad, as after a backward()."""
         self._hidden = [s for s in self.shards.values() if s.parameter.grad is s.gradient]
         for shard in self._hidden:
             shard.parameter.grad = None

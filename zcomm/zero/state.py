@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from zcomm.base import arguments
 from zcomm.ddp.compressor import DdpCompressor
 from zcomm.sharding.checkpoint_tensors import ResidualRow, SavedRow, SharedCopy, StateShard
-from zcomm.sharding.hop_storage import HopStorage
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.zero.elementwise import ELEMENT, options_of
 from zcomm.zero.groups import ShardedGroups
@@ -63,7 +62,7 @@ def state_dict(groups: ShardedGroups) -> dict[str, Any]:
 
 
 def load_state_dict(groups: ShardedGroups, state: Mapping[str, Any]) -> list[tuple[Shard, Tensor]]:
-    """Loads what was saved; refuses what does not fit before anything changes.
+    """Loads a state; refuses one that does not fit before it changes anything.
 
     Returns this rank's runs of parameters that the other ranks still need.
     """
@@ -107,10 +106,6 @@ class _Loaded:
         shard.mark_unchanged()
 
 
-def is_sharded_state(state: object) -> bool:
-    return isinstance(state, Mapping) and "about" in state and "param_groups" in state
-
-
 def _saved_state(
     held: Mapping[str, Any] | None, kinds: Mapping[str, Any], shard: Shard
 ) -> dict[str, Any]:
@@ -118,11 +113,10 @@ def _saved_state(
     saved: dict[str, Any] = {}
     for key, kind in kinds.items():
         value = held.get(key) if held else None
-        if kind is ELEMENT and not shard.item.numel:
-            continue  # torch's checkpoints cannot have tensors without elements
         if kind is ELEMENT:
             part = torch.zeros_like(shard.tensor) if value is None else value
-            saved[key] = StateShard.of(part, shard.start, shard.item.numel)
+            if shard.item.numel:  # torch's checkpoints cannot have tensors without elements
+                saved[key] = StateShard.of(part, shard.start, shard.item.numel)
         elif value is None:
             saved[key] = torch.zeros_like(kind) if isinstance(kind, Tensor) else kind
         else:
@@ -146,23 +140,18 @@ def _plain(shard: Shard, key: str, value: Any) -> Any:
 
 def _residuals(compressor: DdpCompressor) -> dict[str, dict[str, Any]]:
     feedback, rank = compressor.feedback, compressor.rank
+    world_size, sharers = compressor.world_size, _sharers(feedback)
     rows = {
-        name: ResidualRow.of(
-            storage, feedback.side, rank, compressor.world_size, _sharers(feedback)
-        )
+        name: ResidualRow.of(storage, feedback.side, rank, world_size, sharers)
         for name, storage in feedback.held("sent").items()
         if storage.item.numel
     }
     owned = {
-        name: _owned(storage, feedback.side, rank)
-        for name, storage in feedback.held("owned").items()
-        if storage.item.numel
+        name: StateShard.of(s.read(feedback.side), s.item.bounds[rank], s.item.numel)
+        for name, s in feedback.held("owned").items()
+        if s.item.numel
     }
     return {"sent": rows, "owned": owned}
-
-
-def _owned(storage: HopStorage, side: int, rank: int) -> StateShard:
-    return StateShard.of(storage.read(side), storage.item.bounds[rank], storage.item.numel)
 
 
 def _checked_rows(compressor: DdpCompressor, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +170,7 @@ def _checked_rows(compressor: DdpCompressor, saved: Mapping[str, Any]) -> dict[s
 
 
 def _sharers(feedback: ResidualStore) -> tuple[int, ...]:
-    """The ranks of a host, which share the elements of a residual: each has its column."""
+    """The ranks of this host, which share a residual's elements: each has its column's."""
     return feedback.hosts.neighbours if feedback.hosts else ()
 
 
@@ -198,9 +187,9 @@ def _load_residuals(
 
 
 def checked_about(groups: ShardedGroups, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the state says about itself; refuses that of another model, optimizer or codec."""
+    """The `about` of a state; refuses that of another model, optimizer or codec."""
     rank = groups.compressor.rank
-    if not is_sharded_state(state):
+    if not isinstance(state, Mapping) or not {"about", "param_groups"} <= set(state):
         got = str(sorted(state)) if isinstance(state, Mapping) else arguments.describe(state)
         raise ValueError(
             f"rank {rank}: load_state_dict: expected what opt.state_dict() returned, or the state "
