@@ -1,8 +1,9 @@
 """Engine: the chunk pipeline. A job comes in; its chunks are encoded, sent, summed and decoded.
 
-One thread per engine runs jobs in the order of submission, while backward goes on. `cpu` is the
-engine for CPU tensors, `device` the one that only enqueues work on a GPU's streams. `buffers` holds
-the memory of chunks in flight.
+`engine` has the thread that runs jobs in the order of submission, while backward continues. A
+runner decides the order of their chunks: `cpu`, or `device`, which only enqueues work on a GPU's
+streams. `pipeline` says what happens to a chunk, and `buffers` holds its bytes. `compressor` and
+`handle` are what the models of DDP and FSDP2 have in common.
 
-Imports: transport and below. Start with job.py, then cpu.py.
+Imports: transport and below. Start with pipeline.py, then engine.py.
 """
