@@ -36,13 +36,13 @@ _COLLECTIVES = {
 }
 
 
-class _Engine(NamedTuple):
+class _GroupEngine(NamedTuple):
     engine: Engine
     streams: Streams | None
     hosts: Hosts | None
 
 
-_engines: dict[tuple[Any, torch.device, object], _Engine] = {}
+_engines: dict[tuple[Any, torch.device, object], _GroupEngine] = {}
 
 
 class Work:
@@ -220,7 +220,7 @@ class _Call:
         engine.submit(job)
         return job
 
-    def engine(self, device: torch.device) -> _Engine:
+    def engine(self, device: torch.device) -> _GroupEngine:
         """The engine of the group, made at its first use: all ranks of the group take part."""
         hops = "one hop" if self.hierarchy is None else f"hosts={self.hierarchy.hosts}"
         key = self.group or dist.group.WORLD, device, hops
@@ -231,7 +231,7 @@ class _Call:
             name, hosts = meet({"hierarchy": hops}, self.hierarchy, self.group, self.rank)
             streams, timeout_s = streams_of(device), channels.group_timeout_s(self.group, device)
             engine = make_engine(self.group, name, timeout_s, streams, hosts=hosts)
-            _engines[key] = _Engine(engine, streams, hosts)
+            _engines[key] = _GroupEngine(engine, streams, hosts)
         return _engines[key]
 
     def _agree_on(self, hops: str, device: torch.device) -> None:

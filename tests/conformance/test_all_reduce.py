@@ -13,7 +13,7 @@ import zcomm
 from ranks import World
 from zcomm import Hierarchy
 from zcomm.codecs import SPECS, codec
-from zcomm.conformance.all_reduce import Residuals, all_reduce, all_reduce_two_hops
+from zcomm.conformance.all_reduce import FlatResiduals, all_reduce, all_reduce_two_hops
 from zcomm.sharding.hierarchy import Hosts
 
 NUMEL, STEPS = 300_001, 3  # several pieces for each owner, even of topk on three ranks
@@ -33,8 +33,8 @@ def gradient(rank: int, step: int) -> Tensor:
     return x
 
 
-def zeros(sent: int = NUMEL, owned: int = NUMEL) -> Residuals:
-    return Residuals(torch.zeros(sent), torch.zeros(owned))
+def zeros(sent: int = NUMEL, owned: int = NUMEL) -> FlatResiduals:
+    return FlatResiduals(torch.zeros(sent), torch.zeros(owned))
 
 
 def both_in_one_hop(rank: int, world_size: int, spec: str, with_feedback: bool) -> list[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -61,3 +62,18 @@ def test_the_fast_tests_exist() -> None:
     paths = re.findall(r"tests/[^\s:]+", shown)
     assert len(paths) > 5
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_no_test_imports_another() -> None:
+    """What tests share lives in tests/support."""
+    files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "emulator" / "tests").glob("test_*.py")]
+    imports = re.compile(r"^(?:from|import) test_\w+", re.MULTILINE)
+    inside = {str(f.relative_to(ROOT)): imports.findall(imports_of(f)) for f in files}
+    assert {name: found for name, found in inside.items() if found} == {}
+
+
+def imports_of(path: Path) -> str:
+    """The imports of a module, one to a line; not those in its strings."""
+    tree = ast.parse(path.read_text())
+    nodes = [n for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
+    return "\n".join(map(ast.unparse, nodes))

@@ -19,14 +19,14 @@ from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.owners import cut, owner_bounds
 
 
-class Residuals(NamedTuple):
+class FlatResiduals(NamedTuple):
     """What earlier calls left out, as flat fp32 tensors: of what this rank sends and owns."""
 
     sent: Tensor
     owned: Tensor
 
 
-def all_reduce(x: Tensor, codec: Codec, residuals: Residuals | None = None) -> None:
+def all_reduce(x: Tensor, codec: Codec, residuals: FlatResiduals | None = None) -> None:
     """Overwrites `x`, a flat fp32 tensor, with the mean over all ranks."""
     sent, owned = residuals or (None, None)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -43,7 +43,7 @@ def all_reduce_two_hops(
     codec: Codec,
     hosts: Hosts,
     groups: tuple[Any, Any],
-    residuals: Residuals | None = None,
+    residuals: FlatResiduals | None = None,
 ) -> None:
     """The same, summed inside each host first. `groups` are this host's ranks, and its column's."""
     (local, across), (sent, owned) = groups, residuals or (None, None)
