@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 import zcomm
 from contract_data import CASES, GRAD_DTYPES, STORAGES, assert_same_outcome, reference, run_case
 from ranks import run_ranks
-from zcomm import Layout, Residuals, Segment, WireError, codec, codecs
+from zcomm import Layout, Residuals, Segment, WireError, codec, codecs, kernels
 from zcomm.codecs import arithmetic as ar
 from zcomm.codecs.blocks import BlockFormat
 from zcomm.codecs.format import refuse
@@ -40,9 +41,12 @@ class Tern(BlockFormat):
 
 
 @pytest.fixture(autouse=True)
-def added(monkeypatch: pytest.MonkeyPatch) -> None:
+def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(codecs.KNOWN, Tern.name, Tern)
     monkeypatch.setenv("ZCOMM_KERNELS", "reference")
+    kernels._select.cache_clear()  # earlier tests chose without the variable
+    yield
+    kernels._select.cache_clear()
 
 
 def test_its_class_says_everything_about_it() -> None:

@@ -145,15 +145,15 @@ def test_launches_of_two_threads_do_not_mix() -> None:
 def test_every_group_of_fsdp_has_a_side_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a shared stream, hops of two groups would wait for each other in rank-dependent order."""
     given: list[object] = []
-
-    def make(group: object, name: str, timeout_s: float, streams: object, *_: object) -> object:
-        given.append(streams)
-        return SimpleNamespace(stop=lambda: None)
-
-    monkeypatch.setattr(fsdp_compressor, "streams_of", lambda device: object())
-    monkeypatch.setattr(fsdp_compressor, "make_engine", make)
     compressor: Any = object.__new__(fsdp_compressor.FsdpCompressor)
-    compressor.device, compressor.settings = CPU, SimpleNamespace(timeout_s=60, threads=1)
-    for name in ("one", "other"):
-        compressor._make_engine(SimpleNamespace(process_group=name), name)
+    compressor.device, compressor._engines = CPU, {}
+    compressor._ranks = lambda module: (module.process_group,)
+    compressor._compared = dict
+    compressor._make_engine = lambda group, name, streams: given.append(streams)
+    alone = {"replica_group": None, "replica": 0, "rank": 0, "world_size": 2}
+    compressor.modules = [SimpleNamespace(process_group=g, **alone) for g in ("one", "other")]
+    monkeypatch.setattr(fsdp_compressor, "streams_of", lambda device: object())
+    monkeypatch.setattr(fsdp_compressor.channels, "expect_sender", lambda *_: None)
+    monkeypatch.setattr(fsdp_compressor.channels, "exchange", lambda mine, _: ([mine] * 2, "name"))
+    compressor._meet()
     assert given[0] is not given[1]
