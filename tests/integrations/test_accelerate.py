@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from integrations.frameworks import be_a_torchrun_rank, examples, network, values
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import zcomm
 from ddp_training import assert_bit_equal
+from frameworks import be_a_torchrun_rank, examples, network, values
 from ranks import World
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import pytorch_lightning
 import torch
-from integrations.frameworks import FEEDBACK, be_a_torchrun_rank, examples, network, values
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import zcomm
 from ddp_training import assert_bit_equal
+from frameworks import FEEDBACK, be_a_torchrun_rank, examples, network, values
 from raised import raised
 from ranks import World
 from zcomm.integrations.lightning import Compress

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from integrations.frameworks import FEEDBACK, be_a_torchrun_rank, values
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -23,6 +22,7 @@ from transformers import (
 
 import zcomm
 from ddp_training import assert_bit_equal
+from frameworks import FEEDBACK, be_a_torchrun_rank, values
 from raised import raised
 from ranks import World
 from zcomm.integrations.transformers import Compress
