@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer, Rprop, SparseAdam
 
 import zcomm
 from ddp_training import Net
@@ -60,6 +60,21 @@ def signed_by_hand(rank: int, world_size: int) -> float:
 
 def test_an_optimizer_of_ones_own_is_taken(pair: World) -> None:
     assert pair.run(signed_by_hand) == [0.0, 0.0]
+
+
+def defaults(rank: int, world_size: int) -> dict[str, Any]:
+    found = {}
+    for kind in (SGD, AdamW, Rprop):
+        opt = zcomm.ZeroOptimizer(wrapped(Net), kind)
+        expected = kind([torch.zeros(1)]).defaults["lr"]
+        found[kind.__name__] = opt.param_groups[0]["lr"] == opt.defaults["lr"] == expected
+        found["codecs"] = set(opt.handle.state_dict()["codecs"].values())
+    return found
+
+
+def test_without_settings_it_is_exact_and_has_the_lr_of_its_class(pair: World) -> None:
+    for found in pair.run(defaults):
+        assert found == {"SGD": True, "AdamW": True, "Rprop": True, "codecs": {"none"}}
 
 
 # Each rank refuses these by itself. Each row: the optimizer, its arguments, the error text.

@@ -45,9 +45,10 @@ class ZeroOptimizer(Optimizer):
     ddp              the wrapped model
     optimizer_class  a class of torch.optim that updates element by element
     params           as for any optimizer: None (all that are trained), an iterable, or groups
-    codec            of the gradients: a spec, a dict of name patterns and specs, or a Hierarchy
+    codec            of the gradients: "none" (exact), a spec, a dict of name patterns and specs, or
+                     a Hierarchy
     param_codec      of the parameters, as differences; None gathers them exactly
-    lr               the learning rate
+    lr               the learning rate; None: the default of `optimizer_class`
     scaler           the GradScaler, if the loop uses one
     feedback         error feedback: None (the codec's best), True, False, or a decay from 0 to 1
     start_step       earlier steps are uncompressed
@@ -65,10 +66,10 @@ class ZeroOptimizer(Optimizer):
         ddp: DistributedDataParallel,
         optimizer_class: Any,
         params: Any = None,
-        codec: Codecs | Hierarchy = "lm4",
+        codec: Codecs | Hierarchy = "none",
         param_codec: Codecs | None = None,
         *,
-        lr: Any = 3e-4,
+        lr: Any = None,
         scaler: Any = None,
         feedback: bool | float | None = None,
         start_step: int = 0,
@@ -94,7 +95,8 @@ class ZeroOptimizer(Optimizer):
             threads=threads,
         )
         param_settings = _param_settings(param_codec, min_numel)
-        spec = OptimizerSpec(optimizer_class, {"lr": lr, **optimizer_options})
+        given = {} if lr is None else {"lr": lr}
+        spec = OptimizerSpec(optimizer_class, {**given, **optimizer_options})
         spec.expect_known(list(optimizer_options), _OWN_NAMES)
         named = trainable(model)
         super().__init__(list(named.values()) if params is None else params, spec.defaults())
