@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from zcomm.base.host import this_host
 from zcomm.launch import hosts
 from zcomm.report.usage import UsageError
 from zcomm.transport.channels import gather_bytes
@@ -62,9 +63,10 @@ def local(
 @contextlib.contextmanager
 def torchrun(backend: str) -> Iterator[Launcher]:
     """Joins the ranks that torchrun started: each of them calls run() with the same function."""
-    _, here = world_sizes(None, None)
     dist.init_process_group(backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    host = this_host().dumps().encode()
+    here = gather_bytes(host).count(host)
 
     def run(fn: Callable[..., Any], *args: Any) -> list[Any]:
         mine = pickle.dumps(fn(rank, world_size, *args))

@@ -8,17 +8,18 @@ ranks of its own host. So each element crosses between hosts once, not once for 
 
 from __future__ import annotations
 
-import os
+import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from zcomm.base import arguments
+from zcomm.base import arguments, launcher
+from zcomm.base.host import Host, labels, this_host
 from zcomm.codecs import Codec, codec
-
-_NOWHERE = "?"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Hierarchy:
     local    codec of the hop inside a host, which has no feedback
     across   codec of the hop between hosts, or a dict of patterns of parameter names and codecs
     hosts    the ranks of each host, [[0, 1], [2, 3]], or how many each has, as torchrun numbers
-             them; None: LOCAL_WORLD_SIZE, which torchrun sets
+             them; None: those on which the ranks find themselves
 
     All hosts must have as many ranks. With one host, or one rank on each, there is one hop: across.
     """
@@ -59,33 +60,57 @@ class Hierarchy:
         """What must be the same on all ranks; `across` is compared as the codec."""
         return f"local={self.local!r}, hosts={self.hosts}"
 
-    def announced(self, group: Any, rank: int) -> dict[str, str]:
-        """What this rank says of its host: its name, and how many ranks it believes to be there."""
-        mine = dist.get_process_group_ranks(group or dist.group.WORLD)[rank]
+    def given_to(self, rank: int) -> str | None:
+        """The host that `hosts` gives a global rank, as messages call it; None if it has none."""
         if isinstance(self.hosts, Sequence):
-            return {"host": _host_in(self.hosts, mine), "host_ranks": ""}
-        count = _local_world_size(rank) if self.hosts is None else self.hosts
-        return {"host": str(mine // count), "host_ranks": str(count)}
+            found = (h for h, row in enumerate(self.hosts) if rank in row)
+            return next((f"hosts[{h}]" for h in found), None)
+        assert self.hosts is not None
+        return f"host {rank // self.hosts} of hosts={self.hosts}"
 
 
-ANNOUNCED = ("host", "host_ranks")  # not compared
+ANNOUNCED = ("host", "launcher")  # not compared
+
+
+def announced() -> dict[str, str]:
+    """What this rank says of its host to all others."""
+    return {"host": this_host().dumps(), "launcher": json.dumps(launcher.said())}
 
 
 def met_hosts(
-    hierarchy: Hierarchy | None, everyone: Sequence[Mapping[str, str]], rank: int
+    hierarchy: Hierarchy | None, everyone: Sequence[Mapping[str, str]], group: Any, rank: int
 ) -> Hosts | None:
-    """The hosts of a group, from what its ranks announced."""
+    """The hosts of a group: those given, or those that its ranks announced."""
     if hierarchy is None:
         return None
-    names = [one["host"] for one in everyone]
-    if _NOWHERE in names:
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if hierarchy.hosts is None:
+        return _found_hosts(everyone, rank, len(members) == dist.get_world_size())
+    given = [hierarchy.given_to(member) for member in members]
+    if None in given:
         raise ValueError(
             f"rank {rank}: Hierarchy: expected hosts that list every rank of the group, got "
-            f"{hierarchy.hosts}, without the group's rank {names.index(_NOWHERE)}; list "
-            "global ranks"
+            f"{hierarchy.hosts}, without the group's rank {given.index(None)}; list global ranks"
         )
-    counts = [one["host_ranks"] for one in everyone]
-    return hosts_of(names, rank, counts)
+    return hosts_of([str(host) for host in given], rank)
+
+
+def _found_hosts(everyone: Sequence[Mapping[str, str]], rank: int, whole: bool) -> Hosts | None:
+    hosts = [Host.loads(one["host"]) for one in everyone]
+    named = labels(hosts)
+    said = [json.loads(one["launcher"]) for one in everyone]
+    if rank == 0 and (found := launcher.contradiction(said, hosts, whole)):
+        _warn(found, shortened(list(named.values())))
+    return hosts_of([named[host] for host in hosts], rank)
+
+
+@lru_cache(maxsize=8)
+def _warn(contradiction: str, hosts: str) -> None:
+    warnings.warn(
+        f"zcomm: {contradiction}. The hierarchy goes by the hosts that were found: {hosts}. To use "
+        "others, pass Hierarchy(hosts=[[0, 1], [2, 3]])",
+        stacklevel=2,
+    )
 
 
 class Position(NamedTuple):
@@ -122,29 +147,33 @@ class Hosts:
         return repr([list(row) for row in self.ranks])
 
 
-def hosts_of(names: Sequence[str], rank: int, counts: Sequence[str] = ()) -> Hosts | None:
+def hosts_of(names: Sequence[str], rank: int) -> Hosts | None:
     """The hosts of ranks 0, 1, ... by their names, in the order of their first ranks.
 
-    None if there is but one host, or one rank on each: there is only one hop then. `counts` is what
-    each rank believes to be the number of ranks on its host.
+    None if there is but one host, or one rank on each: there is only one hop then.
     """
     table: dict[str, list[int]] = {}
     for r, name in enumerate(names):
         table.setdefault(name, []).append(r)
-    if len({len(row) for row in table.values()}) > 1 or len(set(counts)) > 1:
+    if len({len(row) for row in table.values()}) > 1:
+        shown = [f"{len(row)} on {name} ({_ranks(row)})" for name, row in table.items()]
         raise ValueError(
             f"rank {rank}: Hierarchy: expected the same number of ranks on every host, got "
-            f"{_shown(table, counts)}; start the same number on each, or use one hop: codec='lm4'"
+            f"{shortened(shown)}; start the same number on each, or use one hop: codec='lm4'"
         )
     if len(table) == 1 or len(table) == len(names):
         return None
     return Hosts(list(table.values()), rank)
 
 
-def _shown(table: Mapping[str, Sequence[int]], counts: Sequence[str]) -> str:
-    if len(set(map(len, table.values()))) > 1:
-        return ", ".join(f"{len(row)} on host {name}" for name, row in table.items())
-    return "LOCAL_WORLD_SIZE " + ", ".join(f"{n} on rank {r}" for r, n in enumerate(counts))
+def _ranks(row: Sequence[int]) -> str:
+    return f"rank {row[0]}" if len(row) == 1 else f"ranks {shortened(row)}"
+
+
+def shortened(values: Sequence[object], most: int = 8) -> str:
+    """A list for a message: a job may have a thousand ranks."""
+    rest = [f"… ({len(values)} in all)"] if len(values) > most else []
+    return ", ".join([*map(str, values[:most]), *rest])
 
 
 def _checked_hosts(given: object) -> int | tuple[tuple[int, ...], ...] | None:
@@ -168,17 +197,3 @@ def _checked_table(given: Sequence[object]) -> tuple[tuple[int, ...], ...]:
         twice = next(r for r in ranks if ranks.count(r) > 1)
         raise ValueError(f"Hierarchy: expected each rank on one host, got rank {twice} twice")
     return table
-
-
-def _host_in(table: Sequence[Sequence[int]], rank: int) -> str:
-    return next((str(h) for h, row in enumerate(table) if rank in row), _NOWHERE)
-
-
-def _local_world_size(rank: int) -> int:
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if not given.isdigit() or int(given) < 1:
-        raise ValueError(
-            f"rank {rank}: Hierarchy: expected LOCAL_WORLD_SIZE, the number of ranks on this host, "
-            f"in the environment, got {given!r}; start with torchrun, or pass hosts="
-        )
-    return int(given)

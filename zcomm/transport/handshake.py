@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from zcomm.sharding.hierarchy import ANNOUNCED, Hierarchy, Hosts, met_hosts
+from zcomm.sharding.hierarchy import ANNOUNCED, Hierarchy, Hosts, announced, met_hosts
 from zcomm.sharding.settings import expect_same
 from zcomm.transport.channels import exchange
 
@@ -15,8 +15,7 @@ def meet(
 
     Refuses settings that are not the same on all ranks. All of them call it.
     """
-    mine = hierarchy.announced(group, rank) if hierarchy else {}
-    everyone, name = exchange({**compared, **mine}, group)
+    everyone, name = exchange({**compared, **announced()}, group)
     settings = [{k: v for k, v in one.items() if k not in ANNOUNCED} for one in everyone]
     expect_same(settings, rank)
-    return name, met_hosts(hierarchy, everyone, rank)
+    return name, met_hosts(hierarchy, everyone, group, rank)
