@@ -98,6 +98,7 @@ def test_under_torchrun_rank_0_speaks(tmp_path: Path) -> None:
     assert sum(line.startswith("64K") for line in done.stdout.splitlines()) == 2
     assert done.stdout.count("All 2 rows are correct") == 1
     assert json.loads((tmp_path / "b.json").read_text())["about"]["ranks"] == 2
+    assert "may restart ranks" not in done.stderr  # without --max-restarts there is no danger
 
 
 def test_under_torchrun_a_mistake_is_said_once(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings, expect_same
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
 from zcomm.transport import channels
+from zcomm.transport.restarts import expect_fresh_store
 
 
 class FsdpCompressor(Compressor):
@@ -59,6 +60,7 @@ class FsdpCompressor(Compressor):
         mine = self._compared()
         for ranks, module in {self._ranks(module): module for module in self.modules}.items():
             channels.expect_sender(self.device, module.process_group, "zcomm.fsdp.compress")
+            expect_fresh_store(module.process_group)
             everyone, name = channels.exchange(mine, module.process_group)
             if module.replica_group is not None:
                 texts = json.dumps(list(everyone)).encode()

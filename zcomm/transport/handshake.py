@@ -6,6 +6,7 @@ from typing import Any
 from zcomm.sharding.hierarchy import ANNOUNCED, Hierarchy, Hosts, announced, met_hosts
 from zcomm.sharding.settings import expect_same
 from zcomm.transport.channels import exchange
+from zcomm.transport.restarts import expect_fresh_store
 
 
 def meet(
@@ -15,6 +16,7 @@ def meet(
 
     Refuses settings that are not the same on all ranks. All of them call it.
     """
+    expect_fresh_store(group)
     everyone, name = exchange({**compared, **announced()}, group)
     settings = [{k: v for k, v in one.items() if k not in ANNOUNCED} for one in everyone]
     expect_same(settings, rank)
