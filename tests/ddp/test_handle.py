@@ -87,40 +87,6 @@ def test_settings_that_differ_are_refused_on_every_rank(pair: World, by_compress
         assert "rank 1: {'*': 'int8'}" in message
 
 
-def refused_uses(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
-    twice = wrapped()
-    handle = zcomm.compress(torch.compile(twice, backend="eager"), "lm4")
-    frozen = DistributedDataParallel(seeded(Net), find_unused_parameters=True)
-    frozen.module.first.requires_grad_(False)
-    zcomm.compress(frozen, "lm4")
-    state, one, two = zcomm.HookState("lm4"), wrapped(), wrapped()
-    one.register_comm_hook(state, zcomm.hook)
-    two.register_comm_hook(state, zcomm.hook)
-    step(one)
-    refused = {
-        "second compress": refusal(lambda: zcomm.compress(twice, "lm4")),
-        "no DDP model": refusal(lambda: zcomm.compress(twice.module, "lm4")),
-        "frozen after wrapping": refusal(lambda: step(frozen)),
-        "one state, two models": refusal(lambda: step(two)),
-        "remove": refusal(handle.remove),
-    }
-    step(twice)  # the refused call did no harm
-    return refused
-
-
-def test_wrong_uses_are_refused(pair: World) -> None:
-    for refused in pair.run(refused_uses):
-        for name, kind, message in [
-            ("second compress", "ValueError", "expected a model without a comm hook, got one with"),
-            ("no DDP model", "TypeError", "expected a DistributedDataParallel, got"),
-            ("frozen after wrapping", "ValueError", "freeze parameters before wrapping the model"),
-            ("one state, two models", "ValueError", "use one HookState for one model"),
-            ("remove", "RuntimeError", "no way to remove a comm hook"),
-        ]:
-            assert refused[name][0] == kind, name
-            assert message in refused[name][1]
-
-
 def closed_before_the_first_step(rank: int, world_size: int, static_graph: bool) -> Any:
     ddp = DistributedDataParallel(seeded(Net), static_graph=static_graph)
     zcomm.compress(ddp, "lm4").close()
@@ -193,7 +159,7 @@ def test_stats_count_steps_and_bytes(pair: World) -> None:
         assert wires[1] > 0
         assert wires[3] - wires[2] == wires[2] - wires[1]
         assert 6 < seen[3].ratio < 8
-        assert seen[0].ratio != seen[0].ratio
+        assert seen[0].ratio == 1.0
         for name in ("encode_s", "wait_s", "decode_s", "exposed_s"):
             assert 0 < getattr(seen[2], name) < getattr(seen[3], name)
         assert 0 < buffer_nbytes < 4 * NUMEL

@@ -29,8 +29,8 @@ OTHERS = {
     },
     "fsdp": {"model", "param_codec"},
 }
-# FSDP2's residuals are small by default: int8, or bf16 if they decay.
-OTHER_DEFAULTS = {"fsdp": {"residual_dtype": None}}
+# FSDP2's residuals are small by default: int8, or bf16 if they decay. ZeRO alone saves memory only.
+OTHER_DEFAULTS = {"fsdp": {"residual_dtype": None}, "ZeroOptimizer": {"codec": "none"}}
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -265,7 +265,7 @@ def wrong_loops(rank: int, world_size: int) -> dict[str, Raised]:
     return found
 
 
-def unfreeze(rank: int, world_size: int) -> Raised:
+def unfreeze(rank: int, world_size: int) -> list[Raised]:
     model = seeded(Net)
     model.last.requires_grad_(False)
     ddp = DistributedDataParallel(model)
@@ -273,8 +273,28 @@ def unfreeze(rank: int, world_size: int) -> Raised:
     train(ddp, opt, rank, steps=1)
     model.last.requires_grad_(True)
     opt.zero_grad()
-    backward(ddp, rank, 1)
-    return raised(opt.step)
+    return [raised(backward, ddp, rank, 1), raised(opt.step)]
+
+
+def compile_step(rank: int, world_size: int) -> tuple[float, int]:
+    """What torch.compile makes of step(): the same, and no graph."""
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def loop(kind: Make) -> Any:
+        ddp = wrapped(Net)
+        opt = kind(SGD, lr=0.1)(ddp)
+        step = torch.compile(opt.step, backend=backend) if kind is zero else opt.step
+        for number in range(3):
+            opt.zero_grad()
+            backward(ddp, rank, number)
+            step()
+        return ddp
+
+    return both(loop), len(graphs)
 
 
 def change_memory_format(rank: int, world_size: int) -> Raised:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from ddp_training import Net, assert_bit_equal
 from everyones import everyones
 from raised import Raised, raised
 from ranks import World
-from zcomm.zero.elementwise import options_of
 from zero_checkpoints import BOTH_WAYS, Training
-from zero_training import ROUNDING, Assorted, spread, train, trainable, wrapped, zero
+from zero_training import ROUNDING, Assorted, spread, train, wrapped, zero
 
 pytest_plugins = ["ddp_ranks"]
 
@@ -81,6 +79,10 @@ def test_a_model_can_be_copied_and_its_optimizer_not(pair: World) -> None:
         assert found["hooks"] == 0
 
 
+def test_a_compiled_step_runs_as_it_is(pair: World) -> None:
+    assert pair.run(loops.compile_step) == [(0.0, 0)] * 2
+
+
 # Wrong loops.
 
 
@@ -111,81 +113,17 @@ def test_wrong_loops_are_errors_on_every_rank(pair: World) -> None:
 
 
 def test_an_unfrozen_parameter_is_not_left_out_without_a_word(pair: World) -> None:
-    for error in pair.run(loops.unfreeze):
-        assert error.type == "RuntimeError"
-        assert "frozen when the model was wrapped" in error.text
+    for in_backward, in_step in pair.run(loops.unfreeze):
+        assert in_backward.is_value_error
+        assert "got 'last.weight', unfrozen since" in in_backward.text
+        assert in_step.type == "RuntimeError"
+        assert "frozen when the model was wrapped" in in_step.text
 
 
 def test_another_memory_format_is_refused(pair: World) -> None:
     for error in pair.run(loops.change_memory_format):
         assert error.is_value_error
         assert "expected the shape, strides and dtype" in error.text
-
-
-# States that do not fit.
-
-IN_TWO = {"params": [slice(2), slice(2, None)]}
-OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "one group": (IN_TWO, {"params": [slice(None)]}, "param_groups"),
-    "other order": (IN_TWO, {"params": [slice(2, None), slice(2)]}, "param_groups"),
-    "no momentum": ({"optimizer": SGD, "momentum": 0.9}, {"optimizer": SGD}, "state"),
-    "feedback on": ({"codec": "lm4"}, {"codec": "lm4", "feedback": True}, "feedback"),
-    "feedback off": ({"codec": "lm4", "feedback": True}, {"codec": "lm4"}, "feedback"),
-}
-
-
-def made(settings: dict[str, Any]) -> Training:
-    """A training run; `params` splits the parameters into groups, each with its own lr."""
-    cuts = settings.get("params")
-    training = Training({key: value for key, value in settings.items() if key != "params"})
-    if cuts is None:
-        return training
-    groups = [{"params": trainable(training.ddp)[cut], "lr": i + 1.0} for i, cut in enumerate(cuts)]
-    training.ddp = type(training.ddp)(training.model)
-    training.opt = zcomm.ZeroOptimizer(training.ddp, torch.optim.AdamW, groups)
-    return training
-
-
-def load_into_others(rank: int, world_size: int, folder: Path) -> dict[str, list[Raised]]:
-    """From a checkpoint and from memory; after a refusal, training continues unchanged."""
-    found = {}
-    for name, (saved, other, _) in OTHERS.items():
-        training = made(saved)
-        training.run(rank, range(1))
-        zcomm.save_checkpoint(folder / name, training.parts(), 1)
-        new = made(other)
-        options = [options_of(group) for group in new.opt.param_groups]
-        found[name] = [
-            raised(zcomm.load_checkpoint, folder / name, new.parts()),
-            raised(new.opt.load_state_dict, training.opt.state_dict()),
-        ]
-        assert options == [options_of(group) for group in new.opt.param_groups]
-        new.run(rank, range(1))
-    return found
-
-
-def test_a_state_of_other_groups_or_options_is_refused(pair: World, tmp_path: Path) -> None:
-    for found in pair.run(load_into_others, tmp_path):
-        for name, (_, _, field) in OTHERS.items():
-            for error in found[name]:
-                assert error.is_value_error, (name, error.type, error.text)
-                assert f"load_state_dict: expected {field} " in error.text, (name, error.text)
-
-
-def load_that_of_another_rank(rank: int, world_size: int) -> tuple[Raised, float, int]:
-    training = Training(BOTH_WAYS)
-    training.run(rank, range(2))
-    everyone = everyones(pickle.dumps(training.opt.state_dict()))
-    new = Training({**BOTH_WAYS, "lr": 0.5})
-    error = raised(new.opt.load_state_dict, pickle.loads(everyone[1 - rank]))
-    return error, new.opt.param_groups[0]["lr"], len(new.opt.inner.state)
-
-
-def test_a_refused_state_changes_nothing(pair: World) -> None:
-    for error, lr, states in pair.run(load_that_of_another_rank):
-        assert error.is_value_error
-        assert "a state of another rank" in error.text
-        assert (lr, states) == (0.5, 0)
 
 
 # Saving and loading states.

@@ -99,6 +99,10 @@ class Buckets:
         self._parts = {key: parts for key, parts in self._parts.items() if key in self._used}
         self._used.clear()
 
+    def reduced(self) -> set[int]:
+        """The ids of the parameters in the buckets of this step."""
+        return {number for _, *numbers in self._used for number in numbers}
+
     def forget(self) -> None:
         """The sink has changed: parts are made again."""
         self._parts.clear()

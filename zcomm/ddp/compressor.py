@@ -12,7 +12,8 @@ from zcomm.base import arguments
 from zcomm.ddp.buckets import Buckets, Part, Sink
 from zcomm.ddp.loss_scale import DeviceFinite, Finite, LossScale
 from zcomm.ddp.observers import Observers
-from zcomm.ddp.parameters import device_of, items_of, trainable
+from zcomm.ddp.parameters import device_of, frozen, items_of, trainable
+from zcomm.ddp.unreduced import Unreduced
 from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, Encoding, Job, JobData, SinkData
@@ -58,6 +59,7 @@ class DdpCompressor(Compressor):
             record_stream=self.streams.record_stream if self.streams else None,
         )
         self.buckets = Buckets(named, settings, self.rank, self.world_size, self.feedback)
+        self.unreduced = Unreduced(named, frozen(ddp))
         self.observers = Observers()
         self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
         self.engine: Engine | None = None
@@ -152,7 +154,7 @@ class DdpCompressor(Compressor):
         """The end of backward(), before DDP takes the results."""
         self.wait(*self._jobs)
         self._end_step()
-        if self.failed or self.observers.failed or self.sink is not None:
+        if self.failed or self.observers.failed or self.sink or self.unreduced.names():
             # DDP must finish first, or it would be broken; then the error is raised.
             at_end_of_backward(self._after_ddp_is_done)
 
@@ -161,6 +163,7 @@ class DdpCompressor(Compressor):
             self.sink.end_backward()
         self.raise_failure()
         self.observers.raise_failure()
+        self.unreduced.expect_none(self.rank)
 
     def _end_step(self) -> None:
         for job in self._jobs:
@@ -178,6 +181,7 @@ class DdpCompressor(Compressor):
         else:
             self.streams.forget()
         self.step += 1
+        self.unreduced.compare(self.buckets.reduced)
         self.buckets.end_step()
         self.observers.end_step()
 

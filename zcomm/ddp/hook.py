@@ -207,6 +207,11 @@ class HookSavedState(SavedState):
 # No annotations: torch refuses them where they are strings.
 def hook(state, bucket):  # type: ignore[no-untyped-def]
     """The comm hook: hands the bucket to the engine."""
+    if not isinstance(state, HookState):
+        raise TypeError(
+            f"zcomm.hook: expected a zcomm.HookState, got {arguments.describe(state)}; use "
+            "ddp.register_comm_hook(zcomm.HookState(codec='lm4'), zcomm.hook), or zcomm.compress"
+        )
     return state.compressor(bucket).reduce(bucket)
 
 

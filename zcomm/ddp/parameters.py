@@ -18,13 +18,7 @@ _IGNORE = f"; or exclude it with {private.IGNORE_CALL}"
 
 def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     """The parameters that DDP reduces, by name; refuses those that zcomm cannot send."""
-    ignored = private.ignored_names(ddp)
-    # torch.compile's wrapper adds to the names; patterns and saved states should not see it.
-    named = {
-        private.uncompiled_name(name): p
-        for name, p in ddp.module.named_parameters()
-        if p.requires_grad and name not in ignored
-    }
+    named = {name: p for name, p in _not_ignored(ddp).items() if p.requires_grad}
     _expect_all_reduced(ddp, named)
     for name, p in named.items():
         expect_sendable(p, f"parameter {name!r}", _IGNORE)
@@ -38,6 +32,21 @@ def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
                 f"{type(module).__name__}(sparse=True); use sparse=False{_IGNORE}"
             )
     return named
+
+
+def frozen(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters that DDP would reduce if they were trained, by name."""
+    return {name: p for name, p in _not_ignored(ddp).items() if not p.requires_grad}
+
+
+def _not_ignored(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    ignored = private.ignored_names(ddp)
+    # torch.compile's wrapper adds to the names; patterns and saved states should not see it.
+    return {
+        private.uncompiled_name(name): p
+        for name, p in ddp.module.named_parameters()
+        if name not in ignored
+    }
 
 
 def _expect_all_reduced(ddp: DistributedDataParallel, named: Mapping[str, Tensor]) -> None:

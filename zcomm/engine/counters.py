@@ -1,6 +1,5 @@
 """Counters: the totals of an engine, and the Stats that a user sees."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,5 +49,5 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes were sent; nan before the first step."""
-        return self.raw_bytes / self.wire_bytes if self.wire_bytes else math.nan
+        """How many times fewer bytes were sent; 1 if none were."""
+        return self.raw_bytes / self.wire_bytes if self.wire_bytes else 1.0

@@ -1,6 +1,5 @@
 """Sample: what a monitor reports about the steps since its last report."""
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -71,8 +70,8 @@ class Sample:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes were sent; NaN if none were sent."""
-        return self.raw_bytes / self.wire_bytes if self.wire_bytes else math.nan
+        """How many times fewer bytes were sent; 1 if none were."""
+        return self.raw_bytes / self.wire_bytes if self.wire_bytes else 1.0
 
     def scalars(self) -> dict[str, float]:
         """All values by name: "wire_bytes", "memory/buffers", "layer/<name>/grad_norm", ..."""

@@ -99,6 +99,13 @@ def _expect_fit(groups: ShardedGroups, outline: Mapping[str, Any]) -> None:
     mine, saved = ([len(group["params"]) for group in one] for one in both)
     if mine != saved:
         raise ValueError(f"{what} groups of {mine} parameters, got groups of {saved}")
+    for group, theirs in zip(*both):
+        if why := groups.spec.other_class(group, theirs):
+            name = groups.spec.optimizer_class.__name__
+            raise ValueError(
+                f"{what} the state of {name}, got that of another optimizer class, {why}; load it "
+                "into the class that saved it"
+            )
     for index, shard, kinds in groups.numbered():
         values = outline["state"].get(index) or {}
         if values and set(values) != set(kinds):

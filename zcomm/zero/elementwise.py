@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from torch.optim import Optimizer
 
 ELEMENT = "one value for each element"
 _SHAPE, _SIZES, _STEPS = (6, 8), [20, 28], 3
+# What torch has added to its classes over time: a state that an older torch saved lacks them.
+_NEWER_OPTIONS = {
+    *("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+}
 # Fused kernels round the last elements of a vector differently.
 _RTOL, _ATOL = 1e-5, 1e-7
 
@@ -29,9 +34,11 @@ class OptimizerSpec:
     def __post_init__(self) -> None:
         given = self.optimizer_class
         if not (isinstance(given, type) and issubclass(given, Optimizer)):
+            name = getattr(given, "__name__", f"an object, a {type(given).__name__}")
             raise TypeError(
                 f"ZeroOptimizer: expected a class of torch.optim, such as torch.optim.AdamW, got "
-                f"{getattr(given, '__name__', repr(given))}"
+                f"{name}; give the class and its arguments: "
+                "ZeroOptimizer(ddp, torch.optim.AdamW, lr=1e-3)"
             )
 
     def expect_known(self, names: Sequence[str], settings: Sequence[str]) -> None:
@@ -48,6 +55,21 @@ class OptimizerSpec:
                     f"{self.optimizer_class.__name__}, got {name!r}; the nearest are "
                     f"{', '.join(near)}"
                 )
+
+    def other_class(self, group: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+        """How a saved param group shows that another class saved it; "" if it does not."""
+        takes = inspect.signature(self.optimizer_class).parameters
+        defaults = self.make([torch.zeros(1)]).defaults
+        foreign = _options_of_torch() - {*defaults, *group}
+        for name in sorted({*defaults, *saved} - _NEWER_OPTIONS):
+            if name in defaults and name not in saved:
+                return f"without {name!r}"
+            if name in foreign:
+                return f"with {name!r}"
+        for name, fixed in defaults.items():  # AdamW has Adam's options, one of them fixed
+            if name not in takes and saved.get(name, fixed) != fixed:
+                return f"with {name}={saved[name]}"
+        return ""
 
     def make(self, groups: Any) -> Any:
         return self.optimizer_class(groups, **self.options)
@@ -94,6 +116,14 @@ class OptimizerSpec:
             t.grad = torch.cos(numbers * (step + 1)).reshape(t.shape)  # depends on the position
             optimizer.step()
         return optimizer.state[t]
+
+
+@cache
+def _options_of_torch() -> frozenset[str]:
+    """The options of all classes of torch.optim."""
+    kinds = [k for k in vars(torch.optim).values() if isinstance(k, type) and k is not Optimizer]
+    takes = [inspect.signature(kind).parameters for kind in kinds if issubclass(kind, Optimizer)]
+    return frozenset(name for names in takes for name in names)
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:

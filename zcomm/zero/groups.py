@@ -47,13 +47,13 @@ class ShardedGroups:
     ) -> None:
         self.groups, self.compressor, self.gradients = groups, compressor, gradients
         self.shards: Mapping[str, Shard] = gradients.shards
-        self._spec, self._param_settings = spec, param_settings
+        self.spec, self._param_settings = spec, param_settings
         self._names = {id(p): name for name, p in compressor.buckets.named.items()}
         self._frozen: list[Tensor] = []
         self.inner: Optimizer = spec.make([self._inner_group(group) for group in groups])
 
     def add(self, group: dict[str, Any]) -> None:
-        self._spec.state_kinds(group)
+        self.spec.state_kinds(group)
         self.inner.add_param_group(self._inner_group(group))
         self.groups.append(group)
         self.compressor.buckets.forget()
@@ -86,7 +86,7 @@ class ShardedGroups:
         """
         index = 0
         for group in self.groups:
-            kinds = self._spec.state_kinds(group)
+            kinds = self.spec.state_kinds(group)
             for p in group["params"]:
                 shard = self.shard_of(p)
                 if shard is not None:
@@ -108,7 +108,7 @@ class ShardedGroups:
         """What a saved state must have in common with this optimizer."""
         settings, items = self.compressor.settings, self.compressor.buckets.items
         return {
-            "optimizer": self._spec.optimizer_class.__qualname__,
+            "optimizer": self.spec.optimizer_class.__qualname__,
             "codec": dict(settings.codecs_by_pattern()),
             "param_codec": self._param_settings and self._param_settings.codecs_by_pattern(),
             "parameters": {
@@ -117,7 +117,7 @@ class ShardedGroups:
             },
             "codecs": {name: item.codec.spec for name, item in items.items()},
             "param_groups": self.names(),
-            "state": [sorted(self._spec.state_kinds(group)) for group in self.groups],
+            "state": [sorted(self.spec.state_kinds(group)) for group in self.groups],
             "feedback": {
                 name: mode for name, item in items.items() if (mode := settings.mode(item.codec))
             },

@@ -23,7 +23,7 @@ from zcomm.ddp.parameters import trainable
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Codecs, Settings
 from zcomm.torch_private import foreach
-from zcomm.torch_private.autograd import Range
+from zcomm.torch_private.autograd import Range, eager
 from zcomm.zero import consolidate, state
 from zcomm.zero.elementwise import OptimizerSpec
 from zcomm.zero.gradients import agree, gather_run, global_norm
@@ -139,6 +139,7 @@ class ZeroOptimizer(Optimizer):
 
     # A step.
 
+    @eager
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Updates this rank's runs and gathers all parameters. All ranks must call it."""
