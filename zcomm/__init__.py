@@ -16,7 +16,7 @@ from zcomm.planning.memory import MemoryPlan, plan
 from zcomm.sharding.feedback import Feedback
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import Settings
-from zcomm.transport.channels import CommunicationError
+from zcomm.transport.failure_notes import CommunicationError
 from zcomm.wire.header import WireError
 from zcomm.zero.optimizer import ZeroOptimizer
 

@@ -19,7 +19,8 @@ from torch import nn
 
 from zcomm.base import arguments
 from zcomm.torch_private.c10d import default_store
-from zcomm.transport.channels import gather_bytes, group_of, member_of
+from zcomm.transport.channels import group_of, group_timeout_s, member_of
+from zcomm.transport.handshake import Caller
 from zcomm.zero.optimizer import ZeroOptimizer
 
 _LATEST = "latest"
@@ -149,7 +150,8 @@ def _on_rank_0(work: Callable[[], Any], rank: int, group: Any) -> Any:
             done = work(), ""
         except OSError as error:
             done = None, f"{type(error).__name__}: {error}"
-    result, failure = json.loads(gather_bytes(json.dumps(done).encode(), group)[0])
+    caller = Caller("a checkpoint", group, group_timeout_s(group))
+    result, failure = caller.gather_json(done)[0]
     if failure:
         raise OSError(f"rank {rank}: checkpoint: rank 0 failed: {failure}")
     return result

@@ -27,7 +27,7 @@ from zcomm.sharding.hierarchy import Hierarchy, Hosts
 from zcomm.sharding.owners import even_bounds, owner_bounds
 from zcomm.torch_private.c10d import known_groups
 from zcomm.transport import channels
-from zcomm.transport.handshake import meet
+from zcomm.transport.handshake import Caller, meet
 
 _COLLECTIVES = {
     "all_reduce": ALL_REDUCE,
@@ -228,8 +228,9 @@ class _Call:
             _forget_old_groups()
             if self.hierarchy is not None:
                 self._agree_on(hops, device)
-            name, hosts = meet({"hierarchy": hops}, self.hierarchy, self.group, self.rank)
             streams, timeout_s = streams_of(device), channels.group_timeout_s(self.group, device)
+            caller = Caller(self.name, self.group, timeout_s)
+            name, hosts = meet({"hierarchy": hops}, self.hierarchy, caller, self.rank)
             engine = make_engine(self.group, name, timeout_s, streams, hosts=hosts)
             _engines[key] = _GroupEngine(engine, streams, hosts)
         return _engines[key]

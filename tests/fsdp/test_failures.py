@@ -119,7 +119,7 @@ def test_rank_that_dies_or_stops_is_named_in_time(victim: int, number: int, when
         assert f"rank {rank}: " in first.text
         assert what in first.text
         assert "in step 2" in first.text
-        assert f"rank {victim} did not answer" in first.text
+        assert f"rank {victim} died or stopped" in first.text
         assert again.text == first.text  # no later call hangs or keeps training
         assert again.seconds < 1
 

@@ -89,7 +89,8 @@ class DdpCompressor(Compressor):
         mine |= {"device": self.device.type}
         if self.world_size > 1:
             expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
-        return meet(mine, self.settings.hierarchy, self.group, self.rank)
+        caller = self.caller("ZeroOptimizer" if compared else "compress", self.group)
+        return meet(mine, self.settings.hierarchy, caller, self.rank)
 
     @property
     def sink(self) -> Sink | None:

@@ -13,10 +13,18 @@ from zcomm.engine.handle import Handle, SavedState
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import Codecs, Settings
 from zcomm.torch_private.ddp import comm_hooks, reduced_parameters, uncompiled
+from zcomm.transport.handshake import tells_others
 
 _SAVED_VERSION = 1
 
 
+def group_of_call(*args: Any, **kwargs: Any) -> Any:
+    """The process group of the DDP model among a call's arguments; None if there is no model."""
+    models = (uncompiled(value) for value in (*args, *kwargs.values()))
+    return next((m.process_group for m in models if isinstance(m, DistributedDataParallel)), None)
+
+
+@tells_others("compress", group_of_call)
 def compress(
     ddp: DistributedDataParallel,
     codec: Codecs | Hierarchy = "lm4",

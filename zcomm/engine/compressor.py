@@ -18,6 +18,7 @@ from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings
 from zcomm.torch_private.autograd import Range
 from zcomm.transport.channels import group_timeout_s
+from zcomm.transport.handshake import Caller
 
 
 class Compressor(ABC):
@@ -35,10 +36,17 @@ class Compressor(ABC):
         self, group: Any, name: str, streams: Streams | None, hosts: Hosts | None = None
     ) -> Engine:
         """An engine for a process group, which stops when the compressor goes away."""
-        timeout_s = self.settings.timeout_s or group_timeout_s(group, self.device)
+        timeout_s = self.timeout_s(group)
         engine = make_engine(group, name, timeout_s, streams, self.settings.threads, hosts)
         weakref.finalize(self, engine.stop)
         return engine
+
+    def timeout_s(self, group: Any) -> float:
+        return self.settings.timeout_s or group_timeout_s(group, self.device)
+
+    def caller(self, what: str, group: Any) -> Caller:
+        """For a call of all ranks of a group."""
+        return Caller(what, group, self.timeout_s(group))
 
     @abstractmethod
     def engines(self) -> Collection[Engine]:

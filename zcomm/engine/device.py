@@ -145,8 +145,9 @@ class DeviceRunner:
                 error = findings.error()
                 if error is not None:
                     raise error
-        if self._enqueued and self._enqueued[0].seconds() > self._transport.deadline_s:
-            raise self._transport.failure(self._oldest())
+        waited_s = self._enqueued[0].seconds() if self._enqueued else 0.0
+        if waited_s > self._transport.deadline_s:
+            raise self._transport.notes.failure(self._oldest(), None, waited_s)
         return not self._enqueued
 
     def _oldest(self) -> str:

@@ -102,7 +102,7 @@ class Engine:
         if not isinstance(error, Stopped) or self._inbox.unfinished:
             # If the store cannot be reached, the others find out at their deadline.
             with suppress(Exception):
-                self.transport.report(f"{type(error).__name__}: {error}")
+                self.transport.notes.report(f"{type(error).__name__}: {error}")
         with self._lock:
             self.failure = error
             left = self._inbox.drain()

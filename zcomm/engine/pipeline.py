@@ -22,6 +22,8 @@ encode_owned. With several ranks on each of several hosts there is one more hop 
 zcomm/conformance/all_reduce.py is the same without an engine, in 40 lines.
 """
 
+from time import perf_counter
+
 import torch
 from torch import Tensor
 
@@ -88,7 +90,7 @@ class Pipeline:
         transit.hop = stage.hop
         self.counters.wire_bytes += exchange.send.numel()
         with Range("zcomm::send"):
-            transit.work = stage.channel.all_to_all(*exchange)
+            transit.work, transit.sent_at = stage.channel.all_to_all(*exchange), perf_counter()
 
     def finish(self, transit: Transit) -> None:
         """After the last hop: the result goes to the caller's memory."""

@@ -34,6 +34,7 @@ class Transit:
     stage: int = 0
     hop: str = ""  # the last one sent
     work: Work | None = None
+    sent_at: float = 0.0
 
     @property
     def chunk(self) -> Chunk:

@@ -32,9 +32,10 @@ class Check:
     mine: Tensor
     everyone: Tensor
     work: Work
+    sent_at: float
 
     def __str__(self) -> str:
-        return f"{self.job.what}, comparison of signatures"
+        return f"{self.job.what}, before its first chunk"
 
 
 class Waiting:
@@ -57,7 +58,8 @@ class Waiting:
         try:
             sent.work.wait()
         except RuntimeError as error:
-            raise self._transport.failure(str(sent), error) from error
+            waited_s = perf_counter() - sent.sent_at
+            raise self._transport.notes.failure(str(sent), error, waited_s) from error
 
     def rest_on(self, sent: Transit | Check) -> None:
         """Sleeps until it has arrived, 2 ms at most. It sleeps in native code: a loop that looks
@@ -75,8 +77,8 @@ class Waiting:
             waited = perf_counter() - started
             if waited > polled + _PEER_POLL_S:
                 polled = waited
-                if self._transport.peer_failed():
-                    raise self._transport.failure(oldest())
+                if self._transport.notes.peer_failed():
+                    raise self._transport.notes.failure(oldest(), None, waited)
             rest()
 
     def start_check(self, job: Job) -> Check:
@@ -85,9 +87,9 @@ class Waiting:
         mine = torch.full((self._transport.world_size,), value, device="cpu")
         everyone, ones = torch.empty_like(mine), [1] * mine.numel()
         work = self._transport.signatures().all_to_all(everyone, mine, ones, ones)
-        return Check(job, mine, everyone, work)
+        return Check(job, mine, everyone, work, perf_counter())
 
     def compare(self, check: Check) -> None:
         """Raises on every rank if signatures differ."""
         if not torch.equal(check.mine, check.everyone):
-            raise self._transport.disagreement(check.job.signature)
+            raise self._transport.notes.disagreement(check.job.signature)

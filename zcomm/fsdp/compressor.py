@@ -8,7 +8,6 @@ of a reduce-scatter, backward continues meanwhile; all are done when it ends. FS
 all-gather when it needs the parameters.
 """
 
-import json
 from collections import deque
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -25,9 +24,10 @@ from zcomm.engine.streams import streams_of
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.routes import ModuleRoutes
 from zcomm.sharding.residual_store import ResidualStore
-from zcomm.sharding.settings import Settings, expect_same
+from zcomm.sharding.settings import Settings
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
 from zcomm.transport import channels
+from zcomm.transport.handshake import agree, fresh_name
 from zcomm.transport.restarts import expect_fresh_store
 
 
@@ -61,17 +61,19 @@ class FsdpCompressor(Compressor):
         for ranks, module in {self._ranks(module): module for module in self.modules}.items():
             channels.expect_sender(self.device, module.process_group, "zcomm.fsdp.compress")
             expect_fresh_store(module.process_group)
-            everyone, name = channels.exchange(mine, module.process_group)
-            if module.replica_group is not None:
-                texts = json.dumps(list(everyone)).encode()
-                theirs = channels.gather_bytes(texts, module.replica_group)
-                everyone = [one for part in theirs for one in json.loads(part)]
-            expect_same(everyone, module.replica * module.world_size + module.rank)
+            groups = (module.process_group, module.replica_group)
+            callers = [
+                self.caller("zcomm.fsdp.compress", group) for group in groups if group is not None
+            ]
+            first = module.replica * module.world_size
+            everyone = agree(mine, callers, first + module.rank, {"name": fresh_name()})
             if module.world_size > 1:
                 # A side stream for each group: on a shared one, hops of two groups would wait for
                 # each other, on another rank in another order.
                 streams = streams_of(self.device)
-                self._engines[ranks] = self._make_engine(module.process_group, name, streams)
+                self._engines[ranks] = self._make_engine(
+                    module.process_group, everyone[first]["name"], streams
+                )
 
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from zcomm.integrations.registration import Registration, expect_ddp
-from zcomm.sharding.settings import expect_same
-from zcomm.transport.channels import exchange
+from zcomm.transport.channels import group_timeout_s
+from zcomm.transport.handshake import Caller, agree
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -79,6 +79,6 @@ def _saved_in(folder: Path) -> Any:
     candidates = (_file_in(folder, rank) for rank in (dist.get_rank(), 0))
     path = next((path for path in candidates if path.exists()), None)
     found = "there" if path else "not there"
-    everyone, _ = exchange({f"file of zcomm in {folder.name}": found}, None)
-    expect_same(everyone, dist.get_rank())
+    caller = Caller("Compress", None, group_timeout_s(None))
+    agree({f"file of zcomm in {folder.name}": found}, [caller], dist.get_rank())
     return torch.load(path, map_location="cpu", weights_only=True) if path else None

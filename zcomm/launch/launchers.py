@@ -12,7 +12,8 @@ import torch.distributed as dist
 from zcomm.base.host import this_host
 from zcomm.launch import hosts
 from zcomm.report.usage import UsageError
-from zcomm.transport.channels import gather_bytes
+from zcomm.transport.channels import group_timeout_s
+from zcomm.transport.handshake import Caller
 
 LOOPBACK = "loopback"
 
@@ -66,11 +67,12 @@ def torchrun(backend: str) -> Iterator[Launcher]:
     dist.init_process_group(backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     host = this_host().dumps().encode()
-    here = gather_bytes(host).count(host)
+    caller = Caller("the command", None, group_timeout_s(None))
+    here = caller.gather(host).count(host)
 
     def run(fn: Callable[..., Any], *args: Any) -> list[Any]:
         mine = pickle.dumps(fn(rank, world_size, *args))
-        return [pickle.loads(theirs) for theirs in gather_bytes(mine)]
+        return [pickle.loads(theirs) for theirs in caller.gather(mine)]
 
     try:
         link = os.environ.get("GLOO_SOCKET_IFNAME", "network")

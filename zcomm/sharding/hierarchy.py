@@ -69,9 +69,6 @@ class Hierarchy:
         return f"host {rank // self.hosts} of hosts={self.hosts}"
 
 
-ANNOUNCED = ("host", "launcher")  # not compared
-
-
 def announced() -> dict[str, str]:
     """What this rank says of its host to all others."""
     return {"host": this_host().dumps(), "launcher": json.dumps(launcher.said())}

@@ -35,7 +35,22 @@ def backend_of(group: Any, device: torch.device) -> Any:
         return None
 
 
+def name_of(group: Any) -> str:
+    """The name of a group, which all its ranks know it by."""
+    whole: Any = group or dist.group.WORLD
+    name: str = whole.group_name
+    return name
+
+
 def timeout_of(backend: Any) -> timedelta:
     """The timeout that a backend was made with; torch's default if it does not say."""
     timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
     return timeout or dist.default_pg_timeout
+
+
+def store_address() -> str | None:
+    """Where the default store listens; None if it is no TCPStore."""
+    store = default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return f"{store.host}:{store.port}" if hasattr(store, "port") else None

@@ -1,7 +1,8 @@
 """Transport: bytes between ranks, over process groups that nobody else uses.
 
-`channels` owns the groups, finds out which rank failed, and makes the error that says so.
+`channels` owns the groups. `failure_notes` finds out which rank failed and makes the error.
 `handshake` is how ranks meet before their first byte: same settings, a shared name, their hosts.
+`store` asks the store through which all of this goes, with a deadline.
 `restarts` warns of a store in which restarted ranks would meet dead ones.
 A new transport (shared memory, for one) goes here, behind the interface of a Channel.
 

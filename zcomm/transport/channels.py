@@ -10,11 +10,8 @@ ranks of this host, and for those of its column.
 """
 
 import ctypes
-import json
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
-from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import torch
@@ -25,16 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from zcomm.base import arguments
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.torch_private import c10d
+from zcomm.transport.failure_notes import CommunicationError, FailureNotes
+from zcomm.transport.store import Store, StoreError, in_short
 
 # How long a failing rank waits for the others to say that they are alive, at most.
 _GRACE_S = 2.5
-_POLL_S = 0.05
-_GAVE_UP = "gave up in"
 _CPU = torch.device("cpu")
-
-
-class CommunicationError(RuntimeError):
-    """A peer died, stalled or failed. The message says where, and which rank if that is known."""
 
 
 class Channel:
@@ -87,13 +80,13 @@ class Transport:
         self.world_size = dist.get_world_size(group)
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         # The groups time out early enough to ask who failed before the deadline.
-        self.grace_s = min(_GRACE_S, timeout_s / 4)
-        self._reported = False
-        self._store = c10d.PrefixStore(f"zcomm/{name}", c10d.default_store())
-        self.deadline_s = timeout_s - self.grace_s
+        grace_s = min(_GRACE_S, timeout_s / 4)
+        store = Store(name)
+        self.notes = FailureNotes(store, self.rank, self.world_size, grace_s)
+        self.deadline_s = timeout_s - grace_s
         everyone = range(self.world_size)
         # NCCL kills the process at its timeout: that comes after the engine has said why.
-        groups = _Groups(group, self._store, timeout_s + self.grace_s, self.deadline_s, device)
+        groups = _Groups(group, store, timeout_s + grace_s, self.deadline_s, device)
         self.check = Channel(groups.gloo(everyone, "check")) if in_order else None
         self.flat = groups.channels(everyone, "all", in_order)
         self.local = groups.channels(hosts.neighbours, "local", in_order) if hosts else None
@@ -117,61 +110,17 @@ class Transport:
         for channel in {self.signatures(), *self.channels()}:
             channel.release()
 
-    def report(self, text: str) -> None:
-        """Tells the others that this rank failed, or gave up because another did; once."""
-        if not self._reported:
-            self._reported = True
-            self._store.set(f"failed/{self.rank}", text)
-            self._store.set("failed", "")
-
-    def peer_failed(self) -> bool:
-        return bool(self._store.check(["failed"]))
-
-    def failure(self, what: str, error: BaseException | None = None) -> CommunicationError:
-        """The error of a collective that failed; names the ranks that failed or are silent."""
-        text = f"rank {self.rank}: {what} failed" + (f": {error}" if error else "")
-        try:
-            self.report(f"{_GAVE_UP} {what}")
-            found, silent = self._reports()
-        except Exception as unreachable:
-            return CommunicationError(
-                f"{text}. Which rank failed is not known: the store does not answer "
-                f"({unreachable}); the process that keeps it, mostly rank 0, may be dead"
-            )
-        failed = [f"rank {r}: {s}" for r, s in found.items() if not s.startswith(_GAVE_UP)]
-        if silent:
-            names = ", ".join(f"rank {r}" for r in silent)
-            failed.append(f"{names} did not answer: dead, stopped, or busy with something else")
-        return CommunicationError(f"{text}. {'; '.join(failed) or 'All ranks are alive'}")
-
-    def disagreement(self, signature: str) -> ValueError:
-        """The error of ranks whose signatures differ, with every signature it can get."""
-        self.report(signature)
-        signatures, _ = self._reports()
-        signatures[self.rank] = signature
-        values = "; ".join(f"rank {r}: {s}" for r, s in sorted(signatures.items()))
-        return ValueError(f"rank {self.rank}: expected the same call on all ranks, got {values}")
-
-    def _reports(self) -> tuple[dict[int, str], list[int]]:
-        """What the other ranks reported, and the ranks silent throughout the grace period."""
-        silent = [r for r in range(self.world_size) if r != self.rank]
-        found: dict[int, str] = {}
-        deadline = monotonic() + self.grace_s
-        while True:
-            for r in list(silent):
-                if self._store.check([f"failed/{r}"]):
-                    found[r] = self._store.get(f"failed/{r}").decode()
-                    silent.remove(r)
-            if not silent or monotonic() > deadline:
-                return found, silent
-            sleep(_POLL_S)
-
 
 class _Groups:
     """Makes groups over some ranks of a group, to which this rank belongs."""
 
     def __init__(
-        self, group: Any, store: Any, timeout_s: float, gloo_timeout_s: float, device: torch.device
+        self,
+        group: Any,
+        store: Store,
+        timeout_s: float,
+        gloo_timeout_s: float,
+        device: torch.device,
     ) -> None:
         self._group, self._store, self._device = group, store, device
         self._timeout = timedelta(seconds=timeout_s)
@@ -186,10 +135,22 @@ class _Groups:
         return Channels(*hops)
 
     def gloo(self, ranks: Iterable[int], name: str) -> Any:
-        members = sorted(ranks)
-        store = c10d.PrefixStore(f"{name}/{members[0]}", self._store)
-        rank = members.index(dist.get_rank(self._group))
-        return c10d.Gloo(store, rank, len(members), self._gloo_timeout)
+        """Connects to the other members, whose addresses are in the store."""
+        members, me = sorted(ranks), dist.get_rank(self._group)
+        rank, timeout = members.index(me), self._gloo_timeout
+
+        def connect(inner: Any) -> Any:
+            store = c10d.PrefixStore(f"{name}/{members[0]}", inner)
+            return c10d.Gloo(store, rank, len(members), timeout)
+
+        try:
+            return self._store.answer(connect, timeout.total_seconds())
+        except StoreError as error:
+            others = [r for r in members if r != me]
+            raise CommunicationError(
+                f"rank {me}: a rank among {others} died or stopped before all were connected "
+                f"[{in_short(error)}]"
+            ) from error
 
     def _make(self, ranks: Iterable[int], name: str) -> Any:
         """A gloo group of our own; any other backend through torch, which must register it."""
@@ -254,28 +215,3 @@ def expect_sender(device: torch.device, group: Any, what: str) -> None:
             f"{what}: expected a group that sends tensors on {device.type}, got backend "
             f"{dist.get_backend(group)!r}; use init_process_group('cpu:gloo,cuda:nccl')"
         )
-
-
-def exchange(value: Mapping[str, str], group: Any) -> tuple[Sequence[Mapping[str, str]], str]:
-    """Every rank's value, in rank order, and a name that all ranks share and none used before."""
-    mine = json.dumps([dict(value), uuid.uuid4().hex[:12]]).encode()
-    everyone = [json.loads(theirs) for theirs in gather_bytes(mine, group)]
-    return [settings for settings, _ in everyone], everyone[0][1]
-
-
-def gather_bytes(mine: bytes, group: Any = None) -> list[bytes]:
-    """Every rank's bytes, in rank order. (torch's own collectives of objects need NumPy.)"""
-    sizes = [int(size) for size in _gather(torch.tensor([len(mine)], device="cpu"), group)]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
-    if mine:
-        padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    everyone = _gather(padded, group)
-    return [ctypes.string_at(t.data_ptr(), size) for t, size in zip(everyone, sizes)]
-
-
-def _gather(mine: Tensor, group: Any) -> list[Tensor]:
-    """Every rank's tensor, of the same size; through the device if the group has no CPU backend."""
-    sent = mine if c10d.backend_of(group, _CPU) is not None else mine.cuda()
-    everyone = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, sent, group=group)
-    return [theirs.cpu() for theirs in everyone]

@@ -1,23 +1,232 @@
-"""A meeting of all ranks before their first bytes: the same settings, a name, and their hosts."""
+"""The handshake: all ranks of a group meet before their first bytes, and compare their calls.
 
-from collections.abc import Mapping
-from typing import Any
+It goes through the store, never through the user's group: a group waits for its own timeout, half
+an hour by default, and cannot say who is missing.
 
-from zcomm.sharding.hierarchy import ANNOUNCED, Hierarchy, Hosts, announced, met_hosts
+    calls/GROUP/N/RANK      what each rank brought to the group's call number N
+    calls/GROUP/N/arrived   how many have come
+    calls/GROUP/N/end       how the call ended, decided once: complete, abandoned, or who failed
+    last/RANK               the last call of each rank
+
+The first rank that runs out of patience abandons a call. A rank that comes later skips that number,
+so a retry meets under the next one.
+"""
+
+import functools
+import hashlib
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic, sleep
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from zcomm.sharding.hierarchy import Hierarchy, Hosts, announced, met_hosts
 from zcomm.sharding.settings import expect_same
-from zcomm.transport.channels import exchange
+from zcomm.torch_private import c10d
+from zcomm.transport.failure_notes import CommunicationError
 from zcomm.transport.restarts import expect_fresh_store
+from zcomm.transport.store import Store, StoreError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_COMPLETE, _ABANDONED, _FAILED = "complete", "abandoned", "failed: "
+_MOST_REST_S = 0.02
+# How long a rank that fails by itself tries to tell the others.
+_TELL_S = 2.0
+# The calls so far, by the name of the group; anew after init_process_group.
+_calls: "WeakKeyDictionary[Any, Counter[str]]" = WeakKeyDictionary()
+
+
+class Caller(NamedTuple):
+    """Who calls what, and how long it waits for the others."""
+
+    what: str
+    group: Any
+    timeout_s: float
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order. All of them must make the same call.
+
+        Keep them short: every rank reads all of them from the store.
+        """
+        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if world_size == 1:
+            return [mine]
+        meeting = _Meeting(self, rank, world_size)
+        try:
+            # The meeting itself ends in time, unless the store does not answer.
+            records = Store("").answer(lambda store: meeting.hold(store, mine), self.timeout_s + 1)
+        except StoreError as lost:
+            raise CommunicationError(
+                f"rank {rank}: {self.what}: {lost}: its process died or stopped, or its host "
+                "cannot be reached"
+            ) from lost
+        names = [record.split(b"\0", 1)[0].decode() for record in records]
+        if len(set(names)) > 1:
+            each = "; ".join(f"rank {r}: {name}" for r, name in enumerate(names))
+            raise ValueError(f"rank {rank}: expected the same call on all ranks, got {each}")
+        return [record.split(b"\0", 1)[1] for record in records]
+
+    def gather_json(self, mine: Any) -> list[Any]:
+        return [json.loads(theirs) for theirs in self.gather(json.dumps(mine).encode())]
+
+
+class _Meeting:
+    """One rank's side of a call, in the store."""
+
+    def __init__(self, caller: Caller, rank: int, world_size: int) -> None:
+        self._caller, self._rank, self._world_size = caller, rank, world_size
+        self._deadline = monotonic() + caller.timeout_s
+        self._name = c10d.name_of(caller.group)
+        self._ranks = dist.get_process_group_ranks(caller.group or dist.group.WORLD)
+        self._counts = _counts()
+
+    def hold(self, store: Any, mine: bytes) -> list[bytes]:
+        """Arrives and waits for the others, or for the end of the call."""
+        self._begin(store)
+        store.set(f"last/{self._ranks[self._rank]}", self._caller.what)
+        store.set(self._key(self._rank), self._caller.what.encode() + b"\0" + mine)
+        if store.add(self._key("arrived"), 1) == self._world_size:
+            self._finish(store, _COMPLETE)
+        end = self._wait(store)
+        if end == _COMPLETE:
+            return [store.get(self._key(rank)) for rank in range(self._world_size)]
+        raise self._error(store, end)
+
+    def fail(self, store: Any, error: BaseException) -> None:
+        """Ends the call for everyone, before this rank has come to it."""
+        self._begin(store)
+        text = f"{type(error).__name__}: {error}"
+        store.set(f"last/{self._ranks[self._rank]}", f"{self._caller.what}, which raised {text}")
+        self._finish(store, f"{_FAILED}rank {self._rank}: {text}")
+
+    def _begin(self, store: Any) -> None:
+        """Takes the next number that nobody has abandoned."""
+        self._counts[self._name] += 1
+        while self._end(store) == _ABANDONED:
+            self._counts[self._name] += 1
+
+    def _wait(self, store: Any) -> str:
+        rest_s = 0.0005
+        while not (end := self._end(store)):
+            if monotonic() > self._deadline:
+                return self._finish(store, _ABANDONED)
+            sleep(rest_s)
+            rest_s = min(2 * rest_s, _MOST_REST_S)
+        return end
+
+    def _key(self, last: object) -> str:
+        return f"calls/{self._name}/{self._counts[self._name]}/{last}"
+
+    def _end(self, store: Any) -> str:
+        return store.get(self._key("end")).decode() if store.check([self._key("end")]) else ""
+
+    def _finish(self, store: Any, how: str) -> str:
+        """Ends the call; if it had ended already, that way counts."""
+        end: str = store.compare_set(self._key("end"), "", how).decode()
+        return end
+
+    def _error(self, store: Any, end: str) -> CommunicationError:
+        what = f"rank {self._rank}: {self._caller.what}"
+        if end.startswith(_FAILED):
+            return CommunicationError(f"{what}: {end.removeprefix(_FAILED)}")
+        ranks = range(self._world_size)
+        missing = [rank for rank in ranks if not store.check([self._key(rank)])]
+        who = ", ".join(f"rank {rank} ({self._instead(store, rank)})" for rank in missing)
+        return CommunicationError(
+            f"{what}: {who or 'a rank'} did not come within {self._caller.timeout_s:g} s; all "
+            f"ranks of the group must call {self._caller.what}"
+        )
+
+    def _instead(self, store: Any, rank: int) -> str:
+        """What a rank that did not come does instead, as far as the store knows."""
+        key = f"last/{self._ranks[rank]}"
+        if not store.check([key]):
+            return "it has called nothing of zcomm"
+        return f"its last call of zcomm was {store.get(key).decode()}"
+
+
+def _counts() -> Counter[str]:
+    return _calls.setdefault(dist.group.WORLD, Counter())
+
+
+def tells_others(
+    what: str, group_of: Callable[..., Any]
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Decorates a call of all ranks. If it raises before this rank meets the others, for instance
+    because of an argument, they end at once instead of at their deadline."""
+
+    def decorate(call: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(call)
+        def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            group = group_of(*args, **kwargs)
+            before = _count(group)
+            try:
+                return call(*args, **kwargs)
+            except Exception as error:
+                if group is not None and _count(group) == before:
+                    _tell(Caller(what, group, _TELL_S), error)
+                raise
+
+        return wrapper
+
+    return decorate
+
+
+def _count(group: Any) -> int:
+    return 0 if group is None else _counts()[c10d.name_of(group)]
+
+
+def _tell(caller: Caller, error: BaseException) -> None:
+    rank, world_size = dist.get_rank(caller.group), dist.get_world_size(caller.group)
+    if rank >= 0 and world_size > 1:
+        meeting = _Meeting(caller, rank, world_size)
+        with suppress(StoreError):  # if the store is gone, the others find out by themselves
+            Store("").answer(lambda store: meeting.fail(store, error), caller.timeout_s)
 
 
 def meet(
-    compared: Mapping[str, str], hierarchy: Hierarchy | None, group: Any, rank: int
+    compared: Mapping[str, str], hierarchy: Hierarchy | None, caller: Caller, rank: int
 ) -> tuple[str, Hosts | None]:
     """A name that all ranks share and none used before, and where each of them is.
 
     Refuses settings that are not the same on all ranks. All of them call it.
     """
-    expect_fresh_store(group)
-    everyone, name = exchange({**compared, **announced()}, group)
-    settings = [{k: v for k, v in one.items() if k not in ANNOUNCED} for one in everyone]
-    expect_same(settings, rank)
-    return name, met_hosts(hierarchy, everyone, group, rank)
+    expect_fresh_store(caller.group)
+    everyone = agree(compared, [caller], rank, {**announced(), "name": fresh_name()})
+    return everyone[0]["name"], met_hosts(hierarchy, everyone, caller.group, rank)
+
+
+def agree(
+    compared: Mapping[str, str],
+    callers: Sequence[Caller],
+    rank: int,
+    said: Mapping[str, str] | None = None,
+) -> list[dict[str, str]]:
+    """Refuses settings that differ; returns what each rank said besides.
+
+    Ranks compare hashes, and send all settings only if those differ. With two callers, the groups
+    of the second connect those of the first.
+    """
+    text = json.dumps(dict(compared), sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    everyone = _everyones({**(said or {}), "settings": digest}, callers)
+    if len({one["settings"] for one in everyone}) > 1:
+        expect_same(_everyones(dict(compared), callers), rank)
+    return everyone
+
+
+def _everyones(mine: Any, callers: Sequence[Caller]) -> list[Any]:
+    found = [mine]
+    for caller in callers:
+        found = [one for theirs in caller.gather_json(found) for one in theirs]
+    return found
+
+
+def fresh_name() -> str:
+    return uuid.uuid4().hex[:12]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zcomm.transport.channels import gather_bytes
+from zcomm.transport.handshake import agree
 from zcomm.zero.elementwise import ELEMENT, options_of
 from zcomm.zero.groups import ShardedGroups
 from zcomm.zero.shards import Shard
@@ -33,6 +33,8 @@ def consolidate(groups: ShardedGroups, to: int) -> dict[str, Any] | None:
             f"rank {compressor.rank}: consolidated_state_dict: expected a rank < "
             f"{compressor.world_size}, got {to}"
         )
+    caller = compressor.caller("consolidated_state_dict", compressor.group)
+    agree({"to": str(to)}, [caller], compressor.rank)
     state: dict[int, dict[str, Any]] = {}
     for index, shard, kinds in groups.numbered():
         held = groups.inner.state.get(shard.tensor)
@@ -55,17 +57,19 @@ def consolidate(groups: ShardedGroups, to: int) -> dict[str, Any] | None:
 
 def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> None:
     """Collective: each rank takes its runs from its own copy of the state, or is sent them."""
-    group = groups.compressor.group
-    everyones = gather_bytes(b"" if state is None else pickle.dumps(_outline(groups, state)), group)
-    source = next((rank for rank, outline in enumerate(everyones) if outline), None)
+    compressor = groups.compressor
+    caller = compressor.caller("load_state_dict", compressor.group)
+    have = caller.gather_json(state is not None)
+    source = have.index(True) if True in have else None
     if source is None:
         raise ValueError(
             f"rank {groups.compressor.rank}: load_state_dict: expected a state on at least one "
             "rank, got None on all of them"
         )
-    outline = pickle.loads(everyones[source])
+    mine = pickle.dumps(_outline(groups, state)) if state and source == compressor.rank else b""
+    outline = pickle.loads(caller.gather(mine)[source])
     _expect_fit(groups, outline)
-    sender = None if all(everyones) else source
+    sender = None if all(have) else source
     for index, shard, kinds in groups.numbered():
         groups.inner.state.pop(shard.tensor, None)
         values = outline["state"].get(index)

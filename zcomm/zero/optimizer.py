@@ -17,13 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from zcomm.base import arguments
-from zcomm.ddp.hook import HookState, hook, model_without_hook
+from zcomm.ddp.hook import HookState, group_of_call, hook, model_without_hook
 from zcomm.ddp.observers import ForwardHook
 from zcomm.ddp.parameters import trainable
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Codecs, Settings
 from zcomm.torch_private import foreach
 from zcomm.torch_private.autograd import Range, eager
+from zcomm.transport.handshake import tells_others
 from zcomm.zero import consolidate, state
 from zcomm.zero.elementwise import OptimizerSpec
 from zcomm.zero.gradients import agree, gather_run, global_norm
@@ -61,6 +62,7 @@ class ZeroOptimizer(Optimizer):
     optimizer_options  all other keywords go to `optimizer_class`
     """
 
+    @tells_others("ZeroOptimizer", group_of_call)
     def __init__(
         self,
         ddp: DistributedDataParallel,
