@@ -115,6 +115,32 @@ def test_a_model_with_a_hook_can_be_copied(pair: World) -> None:
         assert refused == [("no error", "")] * 2
 
 
+def copied_with_its_handle(rank: int, world_size: int) -> list[Any]:
+    """Copies of a module that has the handle, and of its DDP model; and what their handles say."""
+    ddp = wrapped()
+    ddp.handle = ddp.module.handle = zcomm.compress(ddp, "lm4")
+    step(ddp, rank)
+    file = io.BytesIO()
+    torch.save(ddp.module, file)
+    file.seek(0)
+    copies = [copy.deepcopy(ddp.module), torch.load(file, weights_only=False), copy.deepcopy(ddp)]
+    again = copy.deepcopy(copies[0])
+    for one in (*copies, again):
+        step(one, rank)
+    assert_bit_equal(dict(again.state_dict()), dict(ddp.module.state_dict()))
+    zcomm.compress(copies[2], "lm4")
+    return [*(refusal(one.handle.stats) for one in copies), repr(again.handle), ddp.handle.stats()]
+
+
+def test_a_model_with_its_handle_can_be_copied_and_saved(pair: World) -> None:
+    for *refused, text, stats in pair.run(copied_with_its_handle):
+        for kind, message in refused:
+            assert kind == "RuntimeError"
+            assert "got that of its copy, which has no hook" in message
+        assert text == "<zcomm.Handle: of a copy, which has no hook>"
+        assert stats.steps == 1
+
+
 def engines_after_the_model(rank: int, world_size: int) -> tuple[int, int]:
     def engines() -> int:
         return sum(thread.name == "zcomm-engine" for thread in threading.enumerate())

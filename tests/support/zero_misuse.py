@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -197,10 +199,15 @@ def copy_model(rank: int, world_size: int) -> dict[str, Any]:
     return {
         "gradients": set(kinds),
         "copied": difference(parameters(copies[1]), parameters(ddp)),
-        "optimizer": raised(copy.deepcopy, opt),
+        "optimizer": [raised(act, opt) for act in (copy.deepcopy, copy.copy, pickle.dumps, save)],
+        "module": raised(save, ddp.module),
         "foreign": raised(zcomm.ZeroOptimizer, refused, SGD, [*trainable(refused), foreign]),
         "hooks": len(refused._forward_pre_hooks) + len(refused._forward_hooks),
     }
+
+
+def save(saved: Any) -> None:
+    torch.save(saved, io.BytesIO())
 
 
 # Loops that are wrong.

@@ -19,10 +19,33 @@ class SavedState(ABC):
 
 
 class Handle:
-    """A compressed model: what was sent, and its state for checkpoints."""
+    """A compressed model: what was sent, and its state for checkpoints.
+
+    It may be an attribute of its model. A copy of the model, as copy.deepcopy and torch.save make
+    it, has no hook; its handle says so when it is used.
+    """
 
     def __init__(self, compressor: Compressor, saved: SavedState) -> None:
-        self._compressor, self._saved = compressor, saved
+        self._parts: tuple[Compressor, SavedState] | None = compressor, saved
+
+    def __reduce__(self) -> Any:
+        return _copied, ()
+
+    def _model(self) -> tuple[Compressor, SavedState]:
+        if self._parts is None:
+            raise RuntimeError(
+                "zcomm.Handle: expected the handle of a compressed model, got that of its copy, "
+                "which has no hook; wrap the copy and call zcomm.compress on it"
+            )
+        return self._parts
+
+    @property
+    def _compressor(self) -> Compressor:
+        return self._model()[0]
+
+    @property
+    def _saved(self) -> SavedState:
+        return self._model()[1]
 
     def stats(self) -> Stats:
         """Totals of this rank since the model was compressed."""
@@ -58,4 +81,12 @@ class Handle:
         self._compressor.close()
 
     def __repr__(self) -> str:
+        if self._parts is None:
+            return "<zcomm.Handle: of a copy, which has no hook>"
         return f"<zcomm.Handle: {self._compressor.describe()}>"
+
+
+def _copied() -> Handle:
+    copy = Handle.__new__(Handle)
+    copy._parts = None
+    return copy

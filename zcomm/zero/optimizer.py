@@ -298,10 +298,11 @@ class ZeroOptimizer(Optimizer):
         """
         return consolidate.consolidate(self._groups, to)
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "ZeroOptimizer: expected not to be copied, because it belongs to one DDP model and its "
-            "hook; use copy.deepcopy(opt.state_dict())"
+            "ZeroOptimizer: expected not to be copied or pickled, because it belongs to one DDP "
+            "model and its hook; copy or save its state, such as copy.deepcopy(opt.state_dict()) "
+            "or zcomm.save_checkpoint(folder, {'optimizer': opt}, step)"
         )
 
     def close(self) -> None:
