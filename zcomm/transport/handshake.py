@@ -60,17 +60,19 @@ class Caller(NamedTuple):
         meeting = _Meeting(self, rank, world_size)
         try:
             # The meeting itself ends in time, unless the store does not answer.
-            records = Store("").answer(lambda store: meeting.hold(store, mine), self.timeout_s + 1)
+            found = Store("").answer(lambda store: meeting.hold(store, mine), self.timeout_s + 1)
         except StoreError as lost:
             raise CommunicationError(
                 f"rank {rank}: {self.what}: {lost}: its process died or stopped, or its host "
                 "cannot be reached"
             ) from lost
-        names = [record.split(b"\0", 1)[0].decode() for record in records]
+        if isinstance(found, CommunicationError):
+            raise found
+        names = [record.split(b"\0", 1)[0].decode() for record in found]
         if len(set(names)) > 1:
             each = "; ".join(f"rank {r}: {name}" for r, name in enumerate(names))
             raise ValueError(f"rank {rank}: expected the same call on all ranks, got {each}")
-        return [record.split(b"\0", 1)[1] for record in records]
+        return [record.split(b"\0", 1)[1] for record in found]
 
     def gather_json(self, mine: Any) -> list[Any]:
         return [json.loads(theirs) for theirs in self.gather(json.dumps(mine).encode())]
@@ -86,8 +88,8 @@ class _Meeting:
         self._ranks = dist.get_process_group_ranks(caller.group or dist.group.WORLD)
         self._counts = _counts()
 
-    def hold(self, store: Any, mine: bytes) -> list[bytes]:
-        """Arrives and waits for the others, or for the end of the call."""
+    def hold(self, store: Any, mine: bytes) -> list[bytes] | CommunicationError:
+        """Arrives and waits for the others, or for the end of the call; returns how it ended."""
         self._begin(store)
         store.set(f"last/{self._ranks[self._rank]}", self._caller.what)
         store.set(self._key(self._rank), self._caller.what.encode() + b"\0" + mine)
@@ -96,14 +98,14 @@ class _Meeting:
         end = self._wait(store)
         if end == _COMPLETE:
             return [store.get(self._key(rank)) for rank in range(self._world_size)]
-        raise self._error(store, end)
+        return self._error(store, end)
 
     def fail(self, store: Any, error: BaseException) -> None:
         """Ends the call for everyone, before this rank has come to it."""
         self._begin(store)
         text = f"{type(error).__name__}: {error}"
         store.set(f"last/{self._ranks[self._rank]}", f"{self._caller.what}, which raised {text}")
-        self._finish(store, f"{_FAILED}rank {self._rank}: {text}")
+        self._finish(store, f"{_FAILED}rank {self._rank} failed: {text}")
 
     def _begin(self, store: Any) -> None:
         """Takes the next number that nobody has abandoned."""
