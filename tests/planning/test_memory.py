@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -108,6 +109,30 @@ def test_billions_of_parameters_on_thousands_of_ranks_are_planned_at_once() -> N
         assert planned.parameters == 28 * GB
         assert planned.optimizer == pytest.approx(56 * GB / world_size, rel=WITHIN)
         assert planned.gradients == pytest.approx((28 + 28 / world_size) * GB, rel=WITHIN)
+
+
+@pytest.mark.parametrize("world_size", [100_000, 1_000_000])
+@pytest.mark.parametrize("numel", [100, 7e9])
+def test_the_number_of_ranks_costs_no_time(world_size: int, numel: float) -> None:
+    zcomm.plan(1000, 2)
+    few, many = (calls_of_plan(numel, ranks) for ranks in (64, world_size))
+    assert many < 4 * few
+
+
+def calls_of_plan(numel: float, world_size: int) -> int:
+    """How many Python functions a plan calls."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        zcomm.plan(numel, world_size, codec="lm4", param_codec="lm4")
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def test_the_parts_of_a_plan() -> None:

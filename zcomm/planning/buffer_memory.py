@@ -7,16 +7,15 @@ to fill a chunk. So a plan for billions of parameters takes no longer than one f
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from zcomm.base import arguments
-from zcomm.ddp.parameters import items_of
 from zcomm.engine.pipeline import SLOTS
-from zcomm.sharding.chunks import Chunk, Item, make_chunks, piece_limit
+from zcomm.planning.chunk_sizes import Owned, SizedChunk, owners_of, size_chunks
+from zcomm.sharding.chunks import piece_limit
 from zcomm.sharding.settings import PLAIN, Settings
 from zcomm.torch_private.ddp import FIRST_BUCKET_BYTES, assign_buckets
 from zcomm.zero.parameter_gather import gathered_codec, is_in_place
@@ -29,7 +28,7 @@ _FEW_CHUNKS = 2 * SLOTS
 _BUCKET_CAP_MB = 25  # DDP's default
 
 Named = dict[str, Tensor]
-MakeShards = Callable[[Named, Mapping[str, Item]], list[Shard]]
+MakeShards = Callable[[Named, Mapping[str, Owned]], list[Shard]]
 
 
 class BufferBytes(NamedTuple):
@@ -43,7 +42,7 @@ class BufferBytes(NamedTuple):
 class ChunkUse(NamedTuple):
     """A chunk, and the bytes it needs in the engine's shard and stage buffers."""
 
-    chunk: Chunk
+    chunk: SizedChunk
     shard_nbytes: int
     stage_nbytes: int
     copies: int  # how many slots see such a chunk: all of them if it comes every step
@@ -69,34 +68,37 @@ class Traffic(NamedTuple):
     def parameters(self, named: Named, shards_of: MakeShards) -> Iterator[ChunkUse]:
         """The gather after a step with ZeRO."""
         some = self._sample(named, self.param_settings or Settings(PLAIN))
-        shards = shards_of(some, items_of(some, self.settings, self.world_size))
+        owned = self._owned(some)
+        shards = shards_of(some, owned)
         for dtype in _dtypes(some):
             ours = [shard for shard in shards if shard.flat.dtype is dtype]
-            items = [s.item._replace(codec=gathered_codec(self.param_settings, s)) for s in ours]
-            for chunk in self._make_chunks(items, dtype):
-                size = 0 if is_in_place(ours) else chunk.sum_dtype.itemsize
-                yield ChunkUse(chunk, size * chunk.own.numel, size * chunk.numel, SLOTS)
+            sent = [
+                owned[s.name]._replace(codec=gathered_codec(self.param_settings, s)) for s in ours
+            ]
+            size = 0 if is_in_place(ours) else _sum_itemsize(dtype)
+            for chunk in self._chunks(sent, dtype):
+                yield ChunkUse(chunk, size * chunk.own_numel, size * chunk.numel, SLOTS)
 
     def _in_bucket(self, named: Named, sharded: bool, copies: int) -> Iterator[ChunkUse]:
-        items = items_of(named, self.settings, self.world_size)
+        owned = self._owned(named)
         for dtype in _dtypes(named):
-            ours = [item for name, item in items.items() if named[name].dtype is dtype]
-            plain = [item._replace(codec=PLAIN) for item in ours]
-            chunks = [] if dtype is torch.float64 else self._make_chunks(ours, dtype)
+            ours = [one for name, one in owned.items() if named[name].dtype is dtype]
+            plain = [one._replace(codec=PLAIN) for one in ours]
+            chunks = [] if dtype is torch.float64 else self._chunks(ours, dtype)
             if dtype is torch.float64 or self.settings.start_step:
-                chunks += self._make_chunks(plain, dtype)
+                chunks += self._chunks(plain, dtype)
             staged = dtype in (torch.bfloat16, torch.float16)
+            size = 0 if sharded else _sum_itemsize(dtype)
             for chunk in chunks:
-                size = 0 if sharded else chunk.sum_dtype.itemsize
                 stage = size * chunk.numel if staged else 0
-                yield ChunkUse(chunk, size * chunk.own.numel, stage, copies)
+                yield ChunkUse(chunk, size * chunk.own_numel, stage, copies)
 
-    def _make_chunks(self, items: Sequence[Item], dtype: torch.dtype) -> list[Chunk]:
-        offsets = accumulate((item.numel for item in items), initial=0)
-        placed = [item._replace(offset=at) for item, at in zip(items, offsets)]
+    def _owned(self, named: Named) -> dict[str, Owned]:
+        return owners_of(named, self.settings, self.world_size, self.rank).parameters
+
+    def _chunks(self, owned: Sequence[Owned], dtype: torch.dtype) -> list[SizedChunk]:
         size = self.settings.chunk_size(self.world_size)
-        raw = dtype is torch.float64
-        return list(make_chunks(placed, self.rank, self.world_size, size, raw))
+        return size_chunks(owned, self.world_size, size, raw=dtype is torch.float64)
 
     def _sample(self, named: Named, codecs: Settings) -> Named:
         """All parameters if they are few; otherwise, of each kind, enough to fill a chunk."""
@@ -119,7 +121,7 @@ class Traffic(NamedTuple):
 def buffers_of(gradients: Sequence[ChunkUse], parameters: Sequence[ChunkUse]) -> BufferBytes:
     """Slots grow to the largest chunks; the shard and stage buffers to the largest one."""
     passing = [*gradients, *parameters]
-    wires = [p.chunk.wire.wire_nbytes for p in passing for _ in range(p.copies)]
+    wires = [p.chunk.nbytes for p in passing for _ in range(p.copies)]
     rows = [
         p.chunk.rows_nbytes
         for ps, reduce in ((gradients, True), (parameters, False))
@@ -130,13 +132,13 @@ def buffers_of(gradients: Sequence[ChunkUse], parameters: Sequence[ChunkUse]) ->
     slots = sum(nlargest(SLOTS, wires)) + sum(nlargest(SLOTS, rows))
     shard = max((p.shard_nbytes for p in passing), default=0)
     stage = max((p.stage_nbytes for p in passing), default=0)
-    scratch = max((_topk_numel(p.chunk) for p in gradients), default=0) * _TOPK_SCRATCH_NBYTES
+    scratch = max((p.chunk.topk_numel for p in gradients), default=0) * _TOPK_SCRATCH_NBYTES
     longest = max((p.chunk.numel for p in gradients), default=0)
     return BufferBytes(slots + shard + stage, scratch, longest)
 
 
-def _topk_numel(chunk: Chunk) -> int:
-    return sum(p.stop - p.start for p in chunk.pieces if p.item.codec.name == "topk")
+def _sum_itemsize(dtype: torch.dtype) -> int:
+    return 8 if dtype is torch.float64 else 4
 
 
 def _dtypes(named: Mapping[str, Tensor]) -> list[torch.dtype]:

@@ -1,10 +1,10 @@
 """zcomm.plan: the memory of a training run, before it starts.
 
-It runs the code of the run itself: it builds owners, chunks, shards and residuals from parameters
-without storage (torch's meta device) and adds up their bytes.
+It takes the rules of the run itself: who owns what, shards and residuals of parameters without
+storage (torch's meta device), and chunks, of which it knows only the sizes (chunk_sizes.py). Owners
+that own as much are counted together, so the number of ranks does not matter.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from zcomm.base import arguments
-from zcomm.ddp.parameters import items_of
+from zcomm.codecs import Codec
 from zcomm.planning import buffer_memory
 from zcomm.planning.buffer_memory import BufferBytes, LocalGradients, Named, nbytes_of
+from zcomm.planning.chunk_sizes import Owned, owners_of
 from zcomm.planning.optimizer_memory import optimizer_class, optimizer_memory
 from zcomm.sharding.chunks import Item, piece_limit
 from zcomm.sharding.hierarchy import Hierarchy
@@ -102,7 +103,8 @@ def plan(
     settings = Settings("none" if codec is None else codec, **given)
     every, trained = _parameters(model, dtype)
     _expect_sendable(trained)
-    items = items_of(trained, settings, world_size)
+    rank = None if rank is None else _rank(rank, world_size)
+    owners = owners_of(trained, settings, world_size, rank)
     run = _Run(
         trained,
         settings,
@@ -111,8 +113,8 @@ def plan(
         sharded=stage == 1,
         compressed=codec is not None and world_size > 1,
         sides=1 if scaler in (None, False) else 2,
-        items=items,
-        rank=_rank_that_owns_most(items, world_size) if rank is None else _rank(rank, world_size),
+        owned=owners.parameters,
+        rank=owners.rank,
     )
     local = LocalGradients(trained, bucket_cap_mb, gradient_as_bucket_view)
     return run.plan(nbytes_of(every), local, optimizer_class(optimizer), {"lr": 3e-4, **arguments_})
@@ -128,13 +130,13 @@ class _Run(NamedTuple):
     sharded: bool
     compressed: bool
     sides: int
-    items: Mapping[str, Item]
+    owned: Mapping[str, Owned]
     rank: int
 
     def plan(
         self, parameters: int, local: LocalGradients, kind: Any, options: Mapping[str, Any]
     ) -> MemoryPlan:
-        shards = self._shards(self.trained, self.items) if self.sharded else []
+        shards = self._shards(self.trained, self.owned) if self.sharded else []
         updated = [s.tensor for s in shards] if self.sharded else list(self.trained.values())
         state, step = _optimizer_nbytes(kind, options, updated, self.sharded)
         buffers = self._buffers(local.bucket) if self.compressed else BufferBytes(0, 0, 0)
@@ -153,8 +155,8 @@ class _Run(NamedTuple):
             parameters, gradients, state, masters, residuals, buffers.nbytes, most - lasting
         )
 
-    def _shards(self, named: Named, items: Mapping[str, Item]) -> list[Shard]:
-        shards = [Shard(name, p, items[name], self.rank) for name, p in named.items()]
+    def _shards(self, named: Named, owned: Mapping[str, Owned]) -> list[Shard]:
+        shards = [_shard(name, p, owned[name]) for name, p in named.items()]
         for shard in shards:
             if needs_master(self.param_settings, shard):
                 shard.make_master()
@@ -170,26 +172,32 @@ class _Run(NamedTuple):
 
     def _residuals(self, longest_chunk: int) -> int:
         """Of what this rank sends and, without ZeRO, of the sums it sends back."""
-        modes = {name: self.settings.mode(item.codec) for name, item in self.items.items()}
+        modes = {name: self.settings.mode(one.codec) for name, one in self.owned.items()}
         numel = 0
-        for name, item in self.items.items():
+        for name, one in self.owned.items():
             if modes[name] is False or self.trained[name].dtype is torch.float64:
                 continue
-            runs = [stop - start for start, stop in zip(item.bounds, item.bounds[1:])]
-            owned = [] if self.sharded else [runs[self.rank]]
-            for run, count in Counter([*runs, *owned]).items():
-                numel += count * self._residual_numel(item, run)
+            own = 0 if self.sharded else self._residual_numel(one.codec, one.stop - one.start)
+            numel += own + sum(
+                (stop - start) * self._residual_numel(one.codec, run)
+                for start, stop, run in one.shares
+            )
         scratch = any(isinstance(mode, float) for mode in modes.values())
         numel = numel * self.sides + (longest_chunk if scratch else 0)
         return numel * self.settings.residual_storage.itemsize
 
-    def _residual_numel(self, item: Item, run: int) -> int:
+    def _residual_numel(self, codec: Codec, run: int) -> int:
         """Of one owner's run, piece by piece."""
-        limit = piece_limit(item.codec, self.world_size)
+        limit = piece_limit(codec, self.world_size)
         pieces, rest = divmod(run, limit)
         dtype = self.settings.residual_storage
-        last = item.codec.residual_numel(rest, dtype) if rest else 0
-        return pieces * item.codec.residual_numel(limit, dtype) + last
+        last = codec.residual_numel(rest, dtype) if rest else 0
+        return pieces * codec.residual_numel(limit, dtype) + last
+
+
+def _shard(name: str, p: Tensor, owned: Owned) -> Shard:
+    """A shard of a world that has no other ranks, with this rank's run."""
+    return Shard(name, p, Item(name, owned.codec, owned.numel, 0, (owned.start, owned.stop)), 0)
 
 
 def _optimizer_nbytes(
@@ -211,14 +219,6 @@ def _rank(rank: Any, world_size: int) -> int:
     if arguments.count(rank, "rank") >= world_size:
         raise ValueError(f"rank: expected less than world_size {world_size}, got {rank}")
     return int(rank)
-
-
-def _rank_that_owns_most(items: Mapping[str, Item], world_size: int) -> int:
-    owned = [0] * world_size
-    for item in items.values():
-        for r, (start, stop) in enumerate(zip(item.bounds, item.bounds[1:])):
-            owned[r] += stop - start
-    return owned.index(max(owned))
 
 
 def _sums_nbytes(shards: list[Shard]) -> int:
