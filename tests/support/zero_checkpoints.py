@@ -148,7 +148,7 @@ def load_errors(rank: int, world_size: int, folder: Path) -> dict[str, Raised]:
         errors[name] = raised(zcomm.load_checkpoint, folder, training.parts())
         training.run(rank, range(1))
     other = DistributedDataParallel(torch.nn.Linear(64, 64))
-    opt = zcomm.ZeroOptimizer(other, torch.optim.AdamW)
+    opt = zcomm.ZeroOptimizer(other, torch.optim.AdamW, codec="lm4")
     errors["parameters"] = raised(zcomm.load_checkpoint, folder, {"optimizer": opt})
     errors["not a state"] = raised(opt.load_state_dict, {"a": 1})
     errors["no state"] = raised(opt.load_state_dict, None)
