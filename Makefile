@@ -23,7 +23,7 @@ CLANG_FORMAT_FILES := $(shell find csrc emulator \( -name "*.cpp" -o -name "*.h"
 # What `make lint` and the hooks of .pre-commit-config.yaml run.
 LINTS := lint-python lint-types lint-imports lint-native lint-tables lint-docs
 
-.PHONY: help test test-fast test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs tables format sanitize gpu-sanitize avx512-proof clean
+.PHONY: help test test-fast test-faults test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs tables format sanitize gpu-sanitize avx512-proof clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9 -]*:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ build/in-place: setup.py $(NATIVE_FILES) | $(VENV)/tools
 # Lightning, Hugging Face's Trainer and Accelerate, in their own environment. The tests download nothing.
 test-integrations: $(FRAMEWORKS)/installed ## train with Lightning, transformers and Accelerate
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/integrations
+
+# Kills, stops and cut links between two network namespaces, which need root. `make test` runs two of them.
+test-faults: $(VENV)/installed ## every fault between two hosts: kills, stops, cut links (root)
+	OMP_NUM_THREADS=1 ZCOMM_FAULTS=all $(BIN)/pytest -q -rs -s tests/transport/test_faults.py
 
 # Everything that can be checked about GPU kernels without a GPU, in two parts. Their last outputs are checked in. See docs/gpu.md.
 GPU_TESTS := tests/contract
