@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zcomm.checkpoint.agreement import on_rank_0, ranks_of
+from zcomm.ddp.parameters import module_of
 from zcomm.transport.channels import group_of, group_timeout_s, member_of
 from zcomm.transport.failure_notes import CommunicationError
 from zcomm.transport.handshake import Caller
@@ -51,7 +52,7 @@ def _expect_whole_models(what: str, optimizer: ZeroOptimizer, values: Iterable[A
     """Refuses a model without some of its optimizer's parameters."""
     ddp = optimizer.compressor.ddp()
     for model in values:
-        if isinstance(model, nn.Module) and ddp is not None and model in (ddp, ddp.module):
+        if isinstance(model, nn.Module) and ddp is not None and model in (ddp, module_of(ddp)):
             named = {id(p) for p in model.parameters()}
             lost = [s.name for s in optimizer.shards.values() if id(s.parameter) not in named]
             if lost:

@@ -5,10 +5,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
+from zcomm.ddp.alone import BackwardWatch, LoneCaller
 from zcomm.ddp.buckets import Buckets, Part, Sink
 from zcomm.ddp.loss_scale import DeviceFinite, Finite, LossScale
 from zcomm.ddp.observers import Observers
@@ -26,18 +27,19 @@ from zcomm.sharding.settings import PLAIN, Settings
 from zcomm.torch_private.autograd import Range, at_end_of_backward
 from zcomm.torch_private.ddp import divides_by_all_ranks, is_joining
 from zcomm.transport.channels import expect_sender, member_of
-from zcomm.transport.handshake import meet
+from zcomm.transport.handshake import Caller, meet
 
 
 class DdpCompressor(Compressor):
     """The compressed all-reduce of one DDP model's gradients; with a sink, reduce-scatter.
 
-    `compared` is what else must be the same on all ranks.
+    `compared` is what else must be the same on all ranks. In a world of one process the model may
+    be unwrapped: then there are no buckets, and each backward() is a step.
     """
 
     def __init__(
         self,
-        ddp: DistributedDataParallel,
+        ddp: nn.Module,
         settings: Settings,
         scaler: Any,
         compared: Mapping[str, str] | None = None,
@@ -45,8 +47,9 @@ class DdpCompressor(Compressor):
         super().__init__(settings)
         self._scaler = scaler
         self.ddp = weakref.ref(ddp)
-        self.group = ddp.process_group
-        self.rank, self.world_size = member_of(self.group, "zcomm")
+        self.is_wrapped = isinstance(ddp, DistributedDataParallel)
+        self.group: Any = ddp.process_group if self.is_wrapped else None
+        self.rank, self.world_size = member_of(self.group, "zcomm") if self.is_wrapped else (0, 1)
         named = trainable(ddp)
         self.device = device_of(named)
         self.streams = streams_of(self.device)
@@ -71,6 +74,8 @@ class DdpCompressor(Compressor):
         self._undecided = False  # whether the last step counts
         self._jobs: list[Job] = []
         self._watch_producers()
+        if not self.is_wrapped:
+            self._watch = BackwardWatch(named.values(), self._end_unwrapped_step)
 
     def _watch_producers(self) -> None:
         """Notes each parameter's backward() stream: its bucket may fill on another one."""
@@ -78,10 +83,20 @@ class DdpCompressor(Compressor):
             for p in self.buckets.named.values():
                 p.register_post_accumulate_grad_hook(self.streams.note)  # type: ignore[no-untyped-call]
 
+    def _end_unwrapped_step(self) -> None:
+        self.step += 1
+        self.observers.end_step()
+        self.observers.raise_failure()
+
+    def caller(self, what: str, group: Any) -> Caller:
+        return super().caller(what, group) if self.is_wrapped else LoneCaller(what, group, 0.0)
+
     def _meet(
         self, named: Mapping[str, Tensor], compared: Mapping[str, str]
     ) -> tuple[str, Hosts | None]:
         """Compares settings with all ranks; a name for the engine, and where all ranks run."""
+        if not self.is_wrapped:
+            return "", None
         items = items_of(named, self.settings, self.world_size)
         shapes = {name: (item.numel, item.codec.spec) for name, item in items.items()}
         mine = {**self.settings.compared(), **compared}

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
+from zcomm.ddp.alone import is_world_of_one
 from zcomm.ddp.compressor import DdpCompressor
 from zcomm.engine.handle import Handle, SavedState
 from zcomm.sharding.hierarchy import Hierarchy
@@ -26,7 +28,7 @@ def group_of_call(*args: Any, **kwargs: Any) -> Any:
 
 @tells_others("compress", group_of_call)
 def compress(
-    ddp: DistributedDataParallel,
+    ddp: nn.Module,
     codec: Codecs | Hierarchy = "lm4",
     *,
     scaler: Any = None,
@@ -41,7 +43,8 @@ def compress(
 ) -> Handle:
     """Compresses the gradients of a DDP model, starting with its next backward().
 
-    All ranks call it after wrapping the model and before training.
+    All ranks call it after wrapping the model and before training. In a world of one process the
+    model may be unwrapped.
 
     codec           a spec, a dict of patterns such as {"*.embed*": "int8", "*": "lm4"} (the first
                     pattern that matches a parameter's name counts), or a zcomm.Hierarchy
@@ -69,14 +72,25 @@ def compress(
         threads=threads,
     )
     state.bind(model)
-    model.register_comm_hook(state, hook)
+    register(state, model)
     return state.handle
 
 
+def register(state: "HookState", model: Any) -> None:
+    """Gives a DDP model the hook; one that is not wrapped needs none."""
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(state, hook)
+
+
 def model_without_hook(ddp: Any, what: str) -> Any:
-    """The DDP model, unwrapped from torch.compile; refuses one that cannot take a hook."""
+    """The DDP model, without torch.compile's wrapper; refuses one that cannot take a hook.
+
+    In a world of one process, any module.
+    """
     model = uncompiled(ddp)
     if not isinstance(model, DistributedDataParallel):
+        if isinstance(model, nn.Module) and is_world_of_one():
+            return model
         raise TypeError(
             f"{what}: expected a DistributedDataParallel, got "
             f"{arguments.describe(model)}; wrap the model first"
@@ -158,9 +172,7 @@ class HookState:
             )
         return Handle(self._compressor, HookSavedState(self._compressor))
 
-    def bind(
-        self, ddp: DistributedDataParallel, compared: Mapping[str, str] | None = None
-    ) -> DdpCompressor:
+    def bind(self, ddp: nn.Module, compared: Mapping[str, str] | None = None) -> DdpCompressor:
         """Creates the compressor. A collective call: all ranks must have the same `compared`."""
         if self._compressor is None:
             self._compressor = DdpCompressor(ddp, self.settings, self.scaler, compared)

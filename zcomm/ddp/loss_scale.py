@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from zcomm.ddp.observers import ForwardHook
+from zcomm.ddp.observers import WeakHook
 from zcomm.engine.streams import HostCopy, Streams
 from zcomm.torch_private.foreach import scale_of
 
@@ -29,7 +29,7 @@ class LossScale:
         self._copy: HostCopy | None = None
         self._known: float | None = None
         if scaler is not None and streams is not None:
-            model.register_forward_pre_hook(ForwardHook(self.note))
+            model.register_forward_pre_hook(WeakHook(self.note))
 
     def note(self) -> None:
         """Starts the copy. Before its first use a scaler has only a number, no tensor."""

@@ -1,4 +1,4 @@
-"""Callbacks that keep nothing alive: observers of a compressor's steps, and forward hooks."""
+"""Callbacks that keep nothing alive: observers of a compressor's steps, and hooks of models."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Observers:
             raise error
 
 
-class ForwardHook:
-    """Calls a method when a model runs its forward pass; in a copy of the model, does nothing."""
+class WeakHook:
+    """Calls a method from a hook of a model or of a parameter; in a copy of it, does nothing."""
 
     def __init__(self, method: Callable[[], None] | None) -> None:
         self._method = None if method is None else weakref.WeakMethod(method)
@@ -73,5 +73,5 @@ class ForwardHook:
         if method is not None:
             method()
 
-    def __reduce__(self) -> tuple[type[ForwardHook], tuple[None]]:
-        return ForwardHook, (None,)
+    def __reduce__(self) -> tuple[type[WeakHook], tuple[None]]:
+        return WeakHook, (None,)

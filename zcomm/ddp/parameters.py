@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
@@ -16,15 +16,24 @@ from zcomm.transport.channels import expect_sendable
 _IGNORE = f"; or exclude it with {private.IGNORE_CALL}"
 
 
-def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
-    """The parameters that DDP reduces, by name; refuses those that zcomm cannot send."""
+def module_of(model: nn.Module) -> nn.Module:
+    """The module that DDP wraps; any other as it is."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def trainable(ddp: nn.Module) -> dict[str, Tensor]:
+    """The parameters that DDP reduces, by name; refuses those that zcomm cannot send.
+
+    In a world of one process the model may be unwrapped.
+    """
     named = {name: p for name, p in _not_ignored(ddp).items() if p.requires_grad}
-    _expect_all_reduced(ddp, named)
+    if isinstance(ddp, DistributedDataParallel):
+        _expect_all_reduced(ddp, named)
     for name, p in named.items():
         expect_sendable(p, f"parameter {name!r}", _IGNORE)
         arguments.address(p, f"parameter {name!r}")
     device_of(named)
-    for prefix, module in ddp.module.named_modules():
+    for prefix, module in module_of(ddp).named_modules():
         name = private.uncompiled_name(f"{prefix}.weight".lstrip("."))
         if getattr(module, "sparse", False) is True and name in named:
             raise ValueError(
@@ -34,17 +43,17 @@ def trainable(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     return named
 
 
-def frozen(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+def frozen(ddp: nn.Module) -> dict[str, Tensor]:
     """The parameters that DDP would reduce if they were trained, by name."""
     return {name: p for name, p in _not_ignored(ddp).items() if not p.requires_grad}
 
 
-def _not_ignored(ddp: DistributedDataParallel) -> dict[str, Tensor]:
-    ignored = private.ignored_names(ddp)
+def _not_ignored(ddp: nn.Module) -> dict[str, Tensor]:
+    ignored = private.ignored_names(ddp) if isinstance(ddp, DistributedDataParallel) else ()
     # torch.compile's wrapper adds to the names; patterns and saved states should not see it.
     return {
         private.uncompiled_name(name): p
-        for name, p in ddp.module.named_parameters()
+        for name, p in module_of(ddp).named_parameters()
         if name not in ignored
     }
 

@@ -135,18 +135,7 @@ class ShardedGroups:
                     "does not reduce it; wrap the model again and make a new optimizer"
                 )
         for shard in self.shards.values():
-            grad = shard.parameter.grad
-            if grad is None:
-                shard.tensor.grad = None
-            elif grad is shard.gradient and shard.gradient.local is None:
-                shard.tensor.grad = shard.sum
-            else:
-                raise RuntimeError(
-                    f"rank {self.compressor.rank}: step: expected gradients that were reduced, "
-                    f"got this rank's own gradient of parameter {shard.name!r}; run the last "
-                    "backward() before step() outside no_sync(), leave p.grad to zcomm, and add "
-                    "param groups after zero_grad()"
-                )
+            shard.tensor.grad = self.gradients.reduced(shard, self.compressor.rank)
 
     def step(self) -> str:
         """Updates this rank's shards; says with what, for all ranks to compare."""

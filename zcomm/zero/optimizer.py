@@ -11,14 +11,13 @@ from typing import Any, NoReturn
 from weakref import WeakMethod, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from zcomm.base import arguments
-from zcomm.ddp.hook import HookState, group_of_call, hook, model_without_hook
-from zcomm.ddp.observers import ForwardHook
+from zcomm.ddp.hook import HookState, group_of_call, model_without_hook, register
+from zcomm.ddp.observers import WeakHook
 from zcomm.ddp.parameters import trainable
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Codecs, Settings
@@ -31,7 +30,7 @@ from zcomm.zero.gradients import agree, gather_run, global_norm
 from zcomm.zero.groups import ShardedGroups, compared
 from zcomm.zero.parameter_gather import Gathers
 from zcomm.zero.sharded_gradient import ShardedGradient
-from zcomm.zero.shards import GradientShards, Shard
+from zcomm.zero.shards import GradientShards, OwnGradients, Shard
 
 _OWN_NAMES = (*SETTING_NAMES, "param_codec", "scaler")
 
@@ -43,7 +42,7 @@ class ZeroOptimizer(Optimizer):
     `opt.inner` is the torch optimizer of this rank's shards, `opt.handle` what zcomm.compress
     returns.
 
-    ddp              the wrapped model
+    ddp              the wrapped model; in a world of one process it may be unwrapped
     optimizer_class  a class of torch.optim that updates element by element
     params           as for any optimizer: None (all that are trained), an iterable, or groups
     codec            of the gradients: "none" (exact), a spec, a dict of name patterns and specs, or
@@ -65,7 +64,7 @@ class ZeroOptimizer(Optimizer):
     @tells_others("ZeroOptimizer", group_of_call)
     def __init__(
         self,
-        ddp: DistributedDataParallel,
+        ddp: nn.Module,
         optimizer_class: Any,
         params: Any = None,
         codec: Codecs | Hierarchy = "none",
@@ -107,9 +106,7 @@ class ZeroOptimizer(Optimizer):
         both = compared(spec, param_settings, self.param_groups, named)
         self.compressor = hook_state.bind(model, both)
         self.handle = hook_state.handle
-        self._gradients = GradientShards(
-            WeakMethod(self._unscale), bool(model.gradient_as_bucket_view)
-        )
+        self._gradients = self._make_gradients(model)
         self._groups = ShardedGroups(
             self.param_groups, spec, self.compressor, param_settings, self._gradients
         )
@@ -117,14 +114,19 @@ class ZeroOptimizer(Optimizer):
         self._gathers = Gathers(self.compressor, param_settings)
         self._connect(model, hook_state)
 
-    def _connect(self, model: DistributedDataParallel, hook_state: HookState) -> None:
+    def _make_gradients(self, model: nn.Module) -> GradientShards:
+        if not self.compressor.is_wrapped:
+            return OwnGradients(WeakMethod(self._unscale))
+        return GradientShards(WeakMethod(self._unscale), bool(model.gradient_as_bucket_view))
+
+    def _connect(self, model: nn.Module, hook_state: HookState) -> None:
         """From now on the hook brings this rank's sums of the gradients."""
         self.compressor.optimizer = ref(self)
         self.compressor.buckets.sink = self._gradients
-        if model.gradient_as_bucket_view:
-            model.register_forward_pre_hook(ForwardHook(self._gradients.hide))
-            model.register_forward_hook(ForwardHook(self._gradients.show), always_call=True)
-        model.register_comm_hook(hook_state, hook)
+        if getattr(model, "gradient_as_bucket_view", False):
+            model.register_forward_pre_hook(WeakHook(self._gradients.hide))
+            model.register_forward_hook(WeakHook(self._gradients.show), always_call=True)
+        register(hook_state, model)
 
     @property
     def shards(self) -> Mapping[str, Shard]:

@@ -90,7 +90,7 @@ class Shard:
 class GradientShards:
     """The sums of gradients that this rank owns: the sink of the hook's reduce-scatter."""
 
-    def __init__(self, unscale: Unscale, bucket_views: bool) -> None:
+    def __init__(self, unscale: Unscale, bucket_views: bool = False) -> None:
         self.shards: dict[str, Shard] = {}
         self._bucket_views = bucket_views  # DDP expects its own views in p.grad
         self._hidden: list[Shard] = []
@@ -126,6 +126,19 @@ class GradientShards:
                 shard.gradient = ShardedGradient(
                     shard.name, shard.parameter, shard.sum, self._unscale
                 )
+
+    def reduced(self, shard: Shard, rank: int) -> Tensor | None:
+        """What the optimizer takes as the gradient of a shard; refuses this rank's own gradient."""
+        grad = shard.parameter.grad
+        if grad is None:
+            return None
+        if grad is not shard.gradient or shard.gradient.local is not None:
+            raise RuntimeError(
+                f"rank {rank}: step: expected gradients that were reduced, got this rank's own "
+                f"gradient of parameter {shard.name!r}; run the last backward() before step() "
+                "outside no_sync(), leave p.grad to zcomm, and add param groups after zero_grad()"
+            )
+        return shard.sum
 
     # The sink of the hook.
 
@@ -172,6 +185,22 @@ class GradientShards:
             # None: no rank used the parameter.
             if grad is not None and grad is not gradient:
                 shard.parameter.grad = gradient
+
+
+class OwnGradients(GradientShards):
+    """In a world of one process, for an unwrapped model: p.grad is whole, an ordinary tensor."""
+
+    def add(self, shards: Iterable[Shard]) -> None:
+        self.shards |= {shard.name: shard for shard in shards}
+
+    def reduced(self, shard: Shard, rank: int) -> Tensor | None:
+        p = shard.parameter
+        if p.grad is None:
+            return None
+        if p.grad.stride() != p.stride():  # somebody else made it
+            p.grad = torch.empty_like(p).copy_(p.grad)
+        shard.sum = p.grad.detach().as_strided((p.numel(),), (1,))
+        return shard.sum.to(shard.tensor.dtype)
 
 
 def flat_memory(name: str, p: Tensor) -> Tensor:
