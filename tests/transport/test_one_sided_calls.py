@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import optim
+from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from failing_training import backward, model
 from raised import Raised, raised
 from ranks import World
+from zcomm.torch_private import c10d
 
 TIMEOUT_S = 1.5
 ABSENT = 1
@@ -128,6 +131,24 @@ def test_different_calls_are_named_on_every_rank(three_ranks: World) -> None:
         assert error.is_value_error
         each = "rank 0: compress; rank 1: ZeroOptimizer; rank 2: compress"
         assert f"expected the same call on all ranks, got {each}" in error.text
+
+
+def keys_of_calls(rank: int, world_size: int) -> list[int]:
+    """How many keys the store has after each of some calls."""
+    ddp, found = model(), []
+    for _ in range(4):
+        zcomm.compress(DistributedDataParallel(ddp.module)).close()
+        dist.barrier()
+        found.append(c10d.default_store().num_keys())
+        dist.barrier()
+    return found
+
+
+def test_calls_leave_nothing_in_the_store_for_long(three_ranks: World) -> None:
+    """Two groups of gloo are new with each call: their addresses stay, as torch has it."""
+    for found in three_ranks.run(keys_of_calls):
+        steps = {later - former for former, later in pairwise(found)}
+        assert steps == {2 * 3}
 
 
 def meet_in_subgroups(rank: int, world_size: int) -> list[Any]:

@@ -149,7 +149,7 @@ class _Groups:
             others = [r for r in members if r != me]
             raise CommunicationError(
                 f"rank {me}: a rank among {others} died or stopped before all were connected "
-                f"[{in_short(error)}]"
+                f"[{in_short(error.__cause__ or error)}]"
             ) from error
 
     def _make(self, ranks: Iterable[int], name: str) -> Any:

@@ -97,6 +97,7 @@ class _Meeting:
             self._finish(store, _COMPLETE)
         end = self._wait(store)
         if end == _COMPLETE:
+            self._forget_last(store)
             return [store.get(self._key(rank)) for rank in range(self._world_size)]
         return self._error(store, end)
 
@@ -122,8 +123,14 @@ class _Meeting:
             rest_s = min(2 * rest_s, _MOST_REST_S)
         return end
 
-    def _key(self, last: object) -> str:
-        return f"calls/{self._name}/{self._counts[self._name]}/{last}"
+    def _forget_last(self, store: Any) -> None:
+        """All ranks have come, so none will look at the call before this one again."""
+        shared = ("arrived", "end") if self._rank == 0 else ()
+        for last in (self._rank, *shared):
+            store.delete_key(self._key(last, -1))
+
+    def _key(self, last: object, later: int = 0) -> str:
+        return f"calls/{self._name}/{self._counts[self._name] + later}/{last}"
 
     def _end(self, store: Any) -> str:
         return store.get(self._key("end")).decode() if store.check([self._key("end")]) else ""
