@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import zcomm
@@ -241,6 +242,43 @@ def see_late(rank: int, world_size: int, folder: Path) -> list[int | None]:
 
 def test_ranks_wait_for_files_that_show_late(pair: World, tmp_path: Path) -> None:
     assert pair.run(see_late, tmp_path) == [[None, 6], [None, 6]]
+
+
+# Ranks that do not save together.
+
+
+def disagree(rank: int, world_size: int, folder: Path) -> list[Raised]:
+    """Rank 0 saves and loads alone, then the ranks' steps differ, then all is well."""
+    training = Training({"timeout_s": 1.5})
+    state = training.parts()
+    alone = []
+    if rank == 0:
+        alone = [raised(zcomm.save_checkpoint, folder, state, 1)]
+        alone.append(raised(zcomm.load_checkpoint, folder, state))
+    dist.barrier()
+    step = -1 if rank == 1 else 1
+    bad = raised(zcomm.save_checkpoint, folder, state, step)
+    other = raised(zcomm.save_checkpoint, folder, state, rank)
+    zcomm.save_checkpoint(folder, state, 4)
+    assert zcomm.load_checkpoint(folder, state) == 4
+    return [*alone, bad, other]
+
+
+def test_ranks_that_do_not_save_together_are_told_in_time(pair: World, tmp_path: Path) -> None:
+    (saved, loaded, told, other), (wrong, another) = pair.run(disagree, tmp_path)
+    for error, call in ((saved, "save_checkpoint"), (loaded, "load_checkpoint")):
+        assert error.type == "CommunicationError", error.text
+        assert f"{call}: rank 1 (" in error.text
+        assert "did not come within 1.5 s" in error.text
+        assert error.seconds < WITHIN_S
+    assert told.type == "CommunicationError"
+    assert "save_checkpoint: rank 1" in told.text
+    assert "ValueError: expected a step >= 0" in told.text
+    assert wrong.is_value_error
+    for rank, error in enumerate([other, another]):
+        assert error.is_value_error
+        assert f"rank {rank}: save_checkpoint: expected the same step on all ranks" in error.text
+        assert "{0: 0, 1: 1}" in error.text
 
 
 # Words.

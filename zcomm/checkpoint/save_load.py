@@ -11,11 +11,20 @@ import torch.distributed as dist
 from zcomm.base import arguments
 from zcomm.checkpoint import folder as disk
 from zcomm.checkpoint.agreement import Seen, everyone_sees, named, on_every_rank, on_rank_0
-from zcomm.checkpoint.state_checks import checked_caller, expect_own_folder
-from zcomm.transport.handshake import Caller
+from zcomm.checkpoint.state_checks import checked_caller, expect_one_save
+from zcomm.transport.channels import group_of
+from zcomm.transport.handshake import Caller, tells_others
 from zcomm.zero.optimizer import ZeroOptimizer
 
 
+def _group_of_call(*_: Any, group: Any = None, **__: Any) -> Any:
+    """The group whose ranks make a call; None if there is none yet."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return group_of(group, "checkpoint") or dist.group.WORLD
+
+
+@tells_others("save_checkpoint", _group_of_call)
 def save_checkpoint(
     folder: str | os.PathLike[str],
     state: Mapping[str, Any],
@@ -41,7 +50,7 @@ def save_checkpoint(
     caller = checked_caller("save_checkpoint", state, group)
     root = Path(folder)
     new = disk.unfinished(root, step)
-    expect_own_folder(root, caller)
+    expect_one_save(root, step, caller)
     caller = caller._replace(timeout_s=caller.timeout_s + wait_s)
     token = on_rank_0(lambda: disk.begin(new), caller)
     seen = everyone_sees(lambda: disk.lacks_token(new, token), wait_s, caller)
@@ -51,6 +60,7 @@ def save_checkpoint(
     _expect_nothing_lost(root, lost, caller)
 
 
+@tells_others("load_checkpoint", _group_of_call)
 def load_checkpoint(
     folder: str | os.PathLike[str],
     state: MutableMapping[str, Any],

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from zcomm.checkpoint.agreement import on_rank_0, ranks_of
+from zcomm.checkpoint.agreement import on_every_rank, ranks_of
 from zcomm.ddp.parameters import module_of
 from zcomm.transport.channels import group_of, group_timeout_s, member_of
 from zcomm.transport.failure_notes import CommunicationError
@@ -64,9 +64,16 @@ def _expect_whole_models(what: str, optimizer: ZeroOptimizer, values: Iterable[A
                 )
 
 
-def expect_own_folder(root: Path, caller: Caller) -> None:
-    """Refuses a folder to which a disjoint group saves."""
-    others = on_rank_0(lambda: _claim(root, caller), caller)
+def expect_one_save(root: Path, step: int, caller: Caller) -> None:
+    """Refuses ranks that save different steps, and a folder to which a disjoint group saves."""
+    first = dist.get_rank(caller.group) == 0
+    everyone = on_every_rank(lambda: (step, _claim(root, caller) if first else None), caller)
+    steps, others = [its for its, _ in everyone], everyone[0][1]
+    if len(set(steps)) > 1:
+        raise ValueError(
+            f"rank {dist.get_rank()}: save_checkpoint: expected the same step on all ranks, got "
+            f"{dict(zip(ranks_of(caller.group), steps))}"
+        )
     if others:
         raise ValueError(
             f"rank {dist.get_rank()}: save_checkpoint: expected a folder of its own for each "
