@@ -19,7 +19,7 @@ import zcomm
 import zcomm.fsdp
 from ddp_training import batch
 from failing_training import TIMEOUT_S, DamagingChannel
-from fsdp_training import Branches, compress, sharded, slow_engine
+from fsdp_training import CAN_GO_ON, Branches, compress, sharded, slow_engine
 from raised import Raised, raised
 from ranks import World, run_ranks
 
@@ -32,6 +32,11 @@ def three_ranks() -> Iterator[World]:
 
 def step(model: Any, rank: int = 0) -> None:
     model(batch(rank, 0)).square().mean().backward()
+
+
+def assert_persists(first: Raised, again: Raised) -> None:
+    """No later call hangs or keeps training. An older FSDP raises an error of its own there."""
+    assert again.text == first.text or (not CAN_GO_ON and "mixed torch.Tensor" in again.text)
 
 
 # Ranks that differ.
@@ -80,7 +85,7 @@ def test_ranks_that_use_other_parameters_are_told(three_ranks: World) -> None:
         assert "expected the same call on all ranks" in first.text
         assert "rank 2: reduce-scatter of the root module in step 1: " in first.text
         assert "spare.weight as lm4" in first.text
-        assert again.text == first.text
+        assert_persists(first, again)
 
 
 # Ranks that die or stop.
@@ -120,7 +125,7 @@ def test_rank_that_dies_or_stops_is_named_in_time(victim: int, number: int, when
         assert what in first.text
         assert "in step 2" in first.text
         assert f"rank {victim} died or stopped" in first.text
-        assert again.text == first.text  # no later call hangs or keeps training
+        assert_persists(first, again)
         assert again.seconds < 1
 
 
@@ -146,7 +151,7 @@ def test_corrupted_wire_names_its_sender(three_ranks: World, hop: str) -> None:
     name = {"reduce": "reduce-scatter", "gather": "all-gather"}[hop]
     assert re.match(f"rank 1: {name} of .* in step 1, {name} of chunk 1 of", first.text)
     assert "corrupted wire from rank 2" in first.text
-    assert again.text == first.text
+    assert_persists(first, again)
     for rank in (0, 2):
         error = found[rank][0]
         assert error.type == "CommunicationError", error.text
@@ -185,6 +190,7 @@ def gradient_of(model: Any) -> Tensor:
     return mine
 
 
+@pytest.mark.skipif(not CAN_GO_ON, reason="this torch has no FSDPModule.reset_iter_state")
 def test_training_goes_on_after_an_error_of_the_users_own(three_ranks: World) -> None:
     for error, equal in three_ranks.run(fail_in_backward):
         assert error.type == "KeyError"

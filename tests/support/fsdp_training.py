@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +23,8 @@ from zcomm.engine.cpu import CpuRunner
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 OFFLOAD = CPUOffloadPolicy(pin_memory=False)
+# Since torch 2.13 an FSDP model can go on after a backward() that failed.
+CAN_GO_ON = hasattr(FSDPModule, "reset_iter_state")
 BF16_FP32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
@@ -51,6 +53,19 @@ class Branches(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = self.middle(self.first(x).tanh()).tanh()
         return self.spare(x) if self.other else self.last(x)
+
+
+class AnyGradientDtype(Branches):
+    """Uses both branches. Torch 2.15 moves the parameters whose gradients may have any dtype behind
+    the others when it reduces; older versions leave them where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last.bias.grad_dtype = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(self.first(x).tanh()).tanh()
+        return self.spare(x) + self.last(x)
 
 
 class Checkpointed(Net):

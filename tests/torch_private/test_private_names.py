@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +35,7 @@ def is_private(name: str) -> bool:
 def known_names() -> set[str]:
     """The names that corners list, as far as they can be told from zcomm's own."""
     corners = [import_module(f"zcomm.torch_private.{name}") for name in CORNERS]
-    parts = {part for c in corners for path in c._corner.names for part in path.split(".")}
+    parts = {part for c in corners for path in c._corner.names for part in re.split(r"[.|]", path)}
     return {part for part in parts if is_private(part)} | UNDOCUMENTED
 
 

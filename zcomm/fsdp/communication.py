@@ -12,7 +12,12 @@ from torch import Tensor
 from zcomm.engine.handle import Handle
 from zcomm.engine.job import Job
 from zcomm.fsdp.compressor import FsdpCompressor
-from zcomm.fsdp.modules import ShardedModule, sharded_modules, torch_all_gather
+from zcomm.fsdp.modules import (
+    ShardedModule,
+    sharded_modules,
+    torch_all_gather,
+    torch_reduce_scatter,
+)
 from zcomm.fsdp.state import FsdpSavedState
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import Codecs, Settings
@@ -95,9 +100,12 @@ class CompressedReduceScatter(ReduceScatter):  # type: ignore[misc]
         group: Any,
         op: Any,
         async_op: bool = False,
-    ) -> None:
+    ) -> Any:
+        if self._module.world_size == 1:  # torch 2.9 does not leave it out
+            return torch_reduce_scatter(output_tensor, input_tensor, group, op, async_op)
         used = self._module.reduced(input_tensor.numel(), depth=1)
         self._compressor.reduce(self._module, output_tensor, input_tensor, op, used)
+        return None
 
 
 class CompressedAllGather(AllGather):  # type: ignore[misc]

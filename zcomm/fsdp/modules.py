@@ -82,16 +82,16 @@ class ShardedModule(fsdp.ParamGroup):
         FSDP leaves out those that got none, and does not say which. They are in the frame of the
         function that has called the communication object, `depth` calls above.
         """
-        trainable = [p for p in self.parameters if p.trainable]
+        by_id = {id(p.param): p for p in self.parameters}
+        trainable = [p for p in (by_id[id(q)] for q in self.reduced_params) if p.trainable]
         if self.numel(trainable) == numel:
             return trainable
-        given = set(map(id, fsdp.params_of_caller(depth + 1)))
-        used = [p for p in self.parameters if id(p.param) in given]
+        used = [by_id[id(q)] for q in fsdp.params_of_caller(depth + 1) if id(q) in by_id]
         if self.numel(used) != numel:
             raise RuntimeError(
                 f"reduce-scatter of {self}: expected gradients of {self.numel(trainable)} elements "
                 f"(with padding), got {numel}, and torch does not say which parameters have one; "
-                "call model.set_reduce_scatter_unused_params(True)"
+                "call model.set_reduce_scatter_unused_params(True), in torch 2.13 or later"
             )
         return used
 
@@ -111,10 +111,10 @@ class ShardedModule(fsdp.ParamGroup):
         """
         return (
             self.device.type == "cpu"  # elsewhere FSDP's streams see to it
-            and self.gives_views(output.dtype)
+            and not self.is_hooked
             and op != torch.distributed.ReduceOp.SUM  # else it may be divided
             and self.replica_group is None
-            and not any(p.is_used_at_once for p in used)
+            and all(p.takes_views(output.dtype) and not p.is_used_at_once for p in used)
         )
 
 
@@ -123,8 +123,8 @@ def _item(key: str, codec: Codec, sizes: Sequence[int], places: Sequence[int]) -
     return Item(key, codec, bounds[-1], 0, bounds, tuple(places))
 
 
-# Where zcomm cannot send a gather, torch does.
-torch_all_gather = fsdp.TorchAllGather()
+# What zcomm does not send, torch does.
+torch_all_gather, torch_reduce_scatter = fsdp.TorchAllGather(), fsdp.TorchReduceScatter()
 
 
 def sharded_modules(model: object) -> list[ShardedModule]:

@@ -6,6 +6,7 @@ reduces its parameters together, through two communication objects that can be r
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ _GROUP = f"{_FSDP}._fsdp_param_group.FSDPParamGroup"
 _MESH = f"{_FSDP}._fsdp_common.HSDPMeshInfo"
 _CHECKPOINTED = "_checkpoint_wrapped_module"
 _corner = Corner(
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper._CHECKPOINT_WRAPPED_MODULE"
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper._CHECKPOINT_WRAPPED_MODULE",
+    user="zcomm.fsdp",
+    oldest="2.9",  # the first whose communication objects can be replaced
 )
 missing = _corner.missing
 
@@ -38,7 +41,6 @@ _divide_factors: Any = _corner.bind(f"{_FSDP}._fsdp_collectives._get_gradient_di
 # A method: what fully_shard made for a module; the modules of one call share it.
 state_of: Any = _corner.reader(f"{_FSDP}._fully_shard.FSDPModule._get_fsdp_state")
 modules_of: Callable[[Any], Sequence[nn.Module]] = _corner.reader(f"{_STATE}._modules")
-groups_of: Callable[[Any], Sequence[Any]] = _corner.reader(f"{_STATE}._fsdp_param_groups")
 params_of: Callable[[Any], Sequence[Any]] = _corner.reader(f"{_GROUP}.fsdp_params")
 
 
@@ -49,7 +51,8 @@ def _all(owner: str, names: str) -> list[str]:
 @_corner.needs(
     "torch.Tensor._post_accumulate_grad_hooks",
     *_all(_PARAM, "_orig_size padded_sharded_param_size fsdp_placement is_dtensor _module_info"),
-    *_all(_PARAM, "sharded_param offload_to_cpu _sharded_local_tensor"),
+    *_all(_PARAM, "sharded_param offload_to_cpu _sharded_local_tensor mp_policy"),
+    f"{_PARAM}.sharded_grad_dtype|orig_dtype",
 )
 class Param:
     """A parameter, and how FSDP cuts it."""
@@ -74,6 +77,18 @@ class Param:
         hooked = bool(getattr(p, "_post_accumulate_grad_hooks", None))
         return p.grad is not None or hooked or self.param.offload_to_cpu
 
+    def takes_views(self, dtype: torch.dtype) -> bool:
+        """Whether its gradient is a view of an output of this dtype: FSDP does not cast it."""
+        if hasattr(self.param, "sharded_grad_dtype"):  # each parameter has its own; None is any
+            return self.param.sharded_grad_dtype in (None, dtype)
+        return bool(self.param.orig_dtype is dtype)
+
+    def reduce_dtype(self) -> torch.dtype:
+        """What its gradient is reduced in; those of a group that differ are promoted."""
+        p, policy = self.param, self.param.mp_policy
+        computed: torch.dtype = policy.param_dtype or p.sharded_param.dtype
+        return policy.reduce_dtype or getattr(p, "sharded_grad_dtype", None) or computed
+
     @property
     def has_extension(self) -> bool:
         """Whether it decides itself what is gathered of it."""
@@ -81,9 +96,8 @@ class Param:
 
 
 @_corner.needs(
-    *_all(_GROUP, "mesh_info device modules mp_policy comm_ctx _orig_dtype _all_reduce_hook"),
+    *_all(_GROUP, "mesh_info device modules comm_ctx _all_reduce_hook fsdp_params"),
     *_all(_GROUP, "gradient_divide_factor force_sum_reduction_for_comms"),
-    f"{_FSDP}._fsdp_param_group.FSDPCommContext.reduce_scatter_max_input_buffers",
     *_all(_MESH, "shard_process_group shard_mesh_rank shard_mesh_size"),
     *_all(_MESH, "replicate_process_group replicate_mesh_rank replicate_mesh_size"),
 )
@@ -105,25 +119,40 @@ class ParamGroup:
     def divide_factor(self) -> float:
         return float(self.group.gradient_divide_factor)
 
-    def gives_views(self, dtype: torch.dtype) -> bool:
-        """Whether gradients are views of a reduce-scatter's output: not cast, no hook called."""
-        return dtype is self.group._orig_dtype and self.group._all_reduce_hook is None
+    @property
+    def is_hooked(self) -> bool:
+        """Whether a hook gets the output of a reduce-scatter before there are gradients."""
+        return self.group._all_reduce_hook is not None
+
+    @property
+    def reduced_params(self) -> Sequence[Any]:
+        """Its parameters as they lie in a reduce-scatter: since torch 2.15 those whose gradients
+        have one dtype lie together."""
+        params: Sequence[Any] = self.group.fsdp_params
+        order = getattr(self.group, "_reduce_scatter_param_indices", range(len(params)))
+        return [params[i] for i in order]
 
     @property
     def input_buffers(self) -> int:
-        """How many inputs of reduce-scatters may be under way while the next one is made."""
-        return int(self.group.comm_ctx.reduce_scatter_max_input_buffers)
+        """How many inputs of reduce-scatters may be under way while the next one is made.
+
+        Before torch 2.13, which lets users choose, FSDP waits for each one before the next.
+        """
+        return int(getattr(self.group.comm_ctx, "reduce_scatter_max_input_buffers", 1))
 
     def residual_unit(self) -> float:
         """What a residual of 1 comes to in the gradient that the optimizer sees.
 
         It depends on the ranks and replicas, unless FSDP takes the mean before the sum.
         """
-        group, policy = self.group, self.group.mp_policy
+        group = self.group
+        dtypes = (
+            Param(p).reduce_dtype() for p in group.fsdp_params if p.sharded_param.requires_grad
+        )
         _, post, _, all_reduce = _divide_factors(
             self.process_group,
             self.replica_group,
-            policy.reduce_dtype or policy.param_dtype or group.fsdp_params[0].sharded_param.dtype,
+            reduce(torch.promote_types, dtypes),
             self.device.type,
             group.gradient_divide_factor,
             group.force_sum_reduction_for_comms,
@@ -139,6 +168,15 @@ class ParamGroup:
     def reset_collectives(self) -> None:
         """Gives it torch's own back."""
         self.set_collectives(TorchReduceScatter(), TorchAllGather())
+
+
+@_corner.needs(f"{_STATE}._fsdp_param_groups|_fsdp_param_group")
+def groups_of(state: Any) -> Sequence[Any]:
+    """One for each mesh. Before torch 2.12 a state has one group, or None."""
+    if not hasattr(state, "_fsdp_param_groups"):
+        return [state._fsdp_param_group] if state._fsdp_param_group else []
+    groups: Sequence[Any] = state._fsdp_param_groups
+    return groups
 
 
 def is_sharded(group: Any) -> bool:

@@ -24,9 +24,9 @@ from zcomm.kernels.cpu import ISA_VARIABLE
 from zcomm.launch import interfaces
 from zcomm.launch.machine import cpu_model
 from zcomm.report.finding import NOTE, OK, PROBLEM, Finding, guarded, say, show, show_remedies
+from zcomm.torch_private.probe import NEWEST, OLDEST
 
 HELP = "check that zcomm works on this machine; if not, say what to fix"
-LEAST_TORCH = (2, 6)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,11 +74,14 @@ def check_torch() -> Finding:
     threads = torch.get_num_threads()
     details = {"version": version, "threads": threads}
     text = f"{version}, {threads} thread{'' if threads == 1 else 's'}"
-    if tuple(map(int, version.split(".")[:2])) < LEAST_TORCH:
-        least = ".".join(map(str, LEAST_TORCH))
-        remedy = f"Install a newer torch: pip install 'torch>={least}'."
-        return Finding(PROBLEM, [f"{text}; expected {least} or later"], remedy, details)
+    if _numbers(version) < _numbers(OLDEST):
+        remedy = f"Install a newer torch: pip install 'torch>={OLDEST}'."
+        return Finding(PROBLEM, [f"{text}; expected {OLDEST} or later"], remedy, details)
     return Finding(OK, [text], details=details)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def check_private() -> Finding:
@@ -86,10 +89,11 @@ def check_private() -> Finding:
     lost = torch_private.missing()
     if not lost:
         return Finding(OK, ["all private names of torch that zcomm uses are there"])
-    lines = [f"{corner}: {text}" for corner, text in lost.items()]
+    lines = list(lost.values())
     if lost.keys() == {"fsdp"}:
-        return Finding(NOTE, lines, details=dict(lost))
-    return Finding(PROBLEM, lines, "Install the torch that zcomm is tested with: 2.13.", dict(lost))
+        return Finding(NOTE, [*lines, "everything but zcomm.fsdp works"], details=dict(lost))
+    remedy = f"Install a torch that zcomm is tested with: {OLDEST} to {NEWEST}."
+    return Finding(PROBLEM, lines, remedy, dict(lost))
 
 
 def check_backends() -> Finding:
