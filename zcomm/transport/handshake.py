@@ -87,6 +87,7 @@ class _Meeting:
         self._name = c10d.name_of(caller.group)
         self._ranks = dist.get_process_group_ranks(caller.group or dist.group.WORLD)
         self._counts = _counts()
+        self._number = 0
 
     def hold(self, store: Any, mine: bytes) -> list[bytes] | CommunicationError:
         """Arrives and waits for the others, or for the end of the call; returns how it ended."""
@@ -110,9 +111,10 @@ class _Meeting:
 
     def _begin(self, store: Any) -> None:
         """Takes the next number that nobody has abandoned."""
-        self._counts[self._name] += 1
+        self._number = self._counts[self._name] + 1
         while self._end(store) == _ABANDONED:
-            self._counts[self._name] += 1
+            self._number += 1
+        self._counts[self._name] = self._number
 
     def _wait(self, store: Any) -> str:
         rest_s = 0.0005
@@ -130,7 +132,7 @@ class _Meeting:
             store.delete_key(self._key(last, -1))
 
     def _key(self, last: object, later: int = 0) -> str:
-        return f"calls/{self._name}/{self._counts[self._name] + later}/{last}"
+        return f"calls/{self._name}/{self._number + later}/{last}"
 
     def _end(self, store: Any) -> str:
         return store.get(self._key("end")).decode() if store.check([self._key("end")]) else ""
