@@ -59,10 +59,10 @@ class StateShard(_Part):
         return torch.Size([self.whole]) if dim is None else self.whole
 
     def __create_write_items__(self, fqn: str, _: object) -> list[Any]:
-        return [_write_item(fqn, (self.start,), (self.whole,), self.part())] if self.numel() else []
+        return [write_item(fqn, (self.start,), (self.whole,), self.part())] if self.numel() else []
 
     def __create_chunk_list__(self) -> list[Any]:
-        return [_chunk((self.start,), self.part().shape)] if self.numel() else []
+        return [chunk((self.start,), self.part().shape)] if self.numel() else []
 
     def __get_tensor_shard__(self, index: object) -> Tensor:
         return self.part()
@@ -87,7 +87,7 @@ class SharedCopy(StateShard):
 
     def __create_chunk_list__(self) -> list[Any]:
         self.reading = True
-        return [_chunk((0,), (self.whole,))]
+        return [chunk((0,), (self.whole,))]
 
     def __get_tensor_shard__(self, index: object) -> Tensor:
         return self.everything if self.reading else self.part()
@@ -136,12 +136,12 @@ class ResidualRow(_Part):
         numel = self.length
         dtype = torch.bfloat16 if self.storage_.dtype is torch.bfloat16 else torch.float32
         like = torch.empty(1, dtype=dtype).expand(1, numel)
-        return [_write_item(fqn, (self.rank, 0), (self.world_size, numel), like)]
+        return [write_item(fqn, (self.rank, 0), (self.world_size, numel), like)]
 
     def __create_chunk_list__(self) -> list[Any]:
         last = self.world_size - 1
         self.total = _Total(self.length)
-        return [_chunk((r, 0), (1 if r < last else _MANY_ROWS, self.length)) for r in self.sharers]
+        return [chunk((r, 0), (1 if r < last else _MANY_ROWS, self.length)) for r in self.sharers]
 
     def __get_tensor_shard__(self, index: object) -> Tensor:
         if self.total is None:
@@ -220,13 +220,13 @@ class _RowSum(Tensor):
         raise RuntimeError(f"residual rows: expected to be filled by a checkpoint, got {func}")
 
 
-def _chunk(offsets: Any, sizes: Any) -> Any:
+def chunk(offsets: Any, sizes: Any) -> Any:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     return ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
 
 
-def _write_item(fqn: str, offsets: Any, whole: Any, part: Tensor) -> Any:
+def write_item(fqn: str, offsets: Any, whole: Any, part: Tensor) -> Any:
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -234,7 +234,7 @@ def _write_item(fqn: str, offsets: Any, whole: Any, part: Tensor) -> Any:
         index=MetadataIndex(fqn, torch.Size(offsets)),
         type=WriteItemType.SHARD,
         tensor_data=TensorWriteData(
-            chunk=_chunk(offsets, part.shape),
+            chunk=chunk(offsets, part.shape),
             properties=TensorProperties.create_from_tensor(part),
             size=torch.Size(whole),
         ),

@@ -9,7 +9,7 @@ Imports: torch alone. Start with probe.py, then autograd.py, the smallest corner
 
 import importlib
 
-CORNERS = ("autograd", "c10d", "ddp", "foreach", "fsdp", "tensors")
+CORNERS = ("autograd", "c10d", "ddp", "foreach", "fsdp", "state_dicts", "tensors")
 
 
 def missing() -> dict[str, str]:

@@ -14,19 +14,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zcomm.sharding.checkpoint_tensors import StateShard
 from zcomm.transport.handshake import agree
 from zcomm.zero.elementwise import ELEMENT, options_of
 from zcomm.zero.groups import ShardedGroups
 from zcomm.zero.shards import Shard
+from zcomm.zero.state import own_part
 
 
 def is_ordinary_state(state: object) -> bool:
     return isinstance(state, Mapping) and set(state) == {"state", "param_groups"}
 
 
-def consolidate(groups: ShardedGroups, to: int) -> dict[str, Any] | None:
-    """Collective: returns the state on rank `to`, None on the others."""
+def consolidate(groups: ShardedGroups, to: int, initial: bool = False) -> dict[str, Any] | None:
+    """Collective: returns the state on rank `to`, None on the others.
+
+    With `initial`, parameters that have no state yet get the initial one.
+    """
     compressor = groups.compressor
+    is_here = compressor.rank == to
     compressor.raise_failure()
     if not 0 <= to < compressor.world_size:
         raise ValueError(
@@ -37,7 +43,7 @@ def consolidate(groups: ShardedGroups, to: int) -> dict[str, Any] | None:
     agree({"to": str(to)}, [caller], compressor.rank)
     state: dict[int, dict[str, Any]] = {}
     for index, shard, kinds in groups.numbered():
-        held = groups.inner.state.get(shard.tensor)
+        held = groups.state_of(shard) if initial else groups.inner.state.get(shard.tensor)
         if held:
             state[index] = {
                 key: _gathered(groups, shard, value, to)
@@ -45,22 +51,25 @@ def consolidate(groups: ShardedGroups, to: int) -> dict[str, Any] | None:
                 else copy.deepcopy(value)
                 for key, value in held.items()
             }
-    if compressor.rank != to:
-        return None
-    numbers = count()  # in place of parameters, as torch saves them
-    param_groups = [
+    return {"state": state, "param_groups": numbered_groups(groups)} if is_here else None
+
+
+def numbered_groups(groups: ShardedGroups) -> list[dict[str, Any]]:
+    """The param groups with numbers in place of parameters, as torch saves them."""
+    numbers = count()
+    return [
         {**options_of(group), "params": [next(numbers) for _ in group["params"]]}
         for group in groups.groups
     ]
-    return {"state": state, "param_groups": param_groups}
 
 
 def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> None:
     """Collective: each rank takes its runs from its own copy of the state, or is sent them."""
-    compressor = groups.compressor
+    compressor, state = groups.compressor, state and _by_number(state)
     caller = compressor.caller("load_state_dict", compressor.group)
     have = caller.gather_json(state is not None)
     source = have.index(True) if True in have else None
+    sender = None if all(have) else source
     if source is None:
         raise ValueError(
             f"rank {groups.compressor.rank}: load_state_dict: expected a state on at least one "
@@ -68,8 +77,7 @@ def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> Non
         )
     mine = pickle.dumps(_outline(groups, state)) if state and source == compressor.rank else b""
     outline = pickle.loads(caller.gather(mine)[source])
-    _expect_fit(groups, outline)
-    sender = None if all(have) else source
+    _expect_fit(groups, outline, sender)
     for index, shard, kinds in groups.numbered():
         groups.inner.state.pop(shard.tensor, None)
         values = outline["state"].get(index)
@@ -80,7 +88,18 @@ def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> Non
                 for key, value in values.items()
             }
     for options, saved in zip(groups.groups, outline["param_groups"]):
-        options.update({key: value for key, value in saved.items() if key != "params"})
+        options.update(options_of(saved))
+
+
+def _by_number(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with its parameters numbered in the order of the groups, whatever they are called.
+
+    torch's set_optimizer_state_dict calls them by name.
+    """
+    names = [name for group in state["param_groups"] for name in group["params"]]
+    held = state["state"]
+    numbered = {number: held[name] for number, name in enumerate(names) if name in held}
+    return {"state": numbered, "param_groups": state["param_groups"]}
 
 
 def _outline(groups: ShardedGroups, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,17 +107,27 @@ def _outline(groups: ShardedGroups, state: Mapping[str, Any]) -> dict[str, Any]:
     kinds = {index: found for index, _, found in groups.numbered()}
     outlined = {
         index: {
-            key: v.shape if kinds.get(index, {}).get(key) is ELEMENT and hasattr(v, "shape") else v
+            key: v.size() if kinds.get(index, {}).get(key) is ELEMENT and torch.is_tensor(v) else v
             for key, v in held.items()
         }
         for index, held in state["state"].items()
     }
-    return {"param_groups": state["param_groups"], "state": outlined}
+    values = [value for held in state["state"].values() for value in held.values()]
+    return {
+        "param_groups": state["param_groups"],
+        "state": outlined,
+        "is_sharded": any(isinstance(value, StateShard) for value in values),
+    }
 
 
-def _expect_fit(groups: ShardedGroups, outline: Mapping[str, Any]) -> None:
+def _expect_fit(groups: ShardedGroups, outline: Mapping[str, Any], sender: int | None) -> None:
     """Refuses another model's state, on every rank, before anything changes."""
     what = f"rank {groups.compressor.rank}: load_state_dict: expected"
+    if outline["is_sharded"] and sender is not None:
+        raise ValueError(
+            f"{what} shards on all ranks, or a whole state, got rank {sender}'s shards only; use "
+            "StateDictOptions(full_state_dict=True) to save it"
+        )
     both = groups.groups, outline["param_groups"]
     mine, saved = ([len(group["params"]) for group in one] for one in both)
     if mine != saved:
@@ -129,6 +158,9 @@ def _run(groups: ShardedGroups, shard: Shard, whole: Tensor | None, sender: int 
             dist.recv(mine, group=compressor.group, group_src=sender)
         return mine
     assert whole is not None
+    if isinstance(whole, StateShard):
+        part: Tensor = own_part(shard, "state", whole)
+        return part.to(shard.tensor.dtype, copy=True)
     ordered = _in_memory_order(shard, whole)
     for rank in range(compressor.world_size) if sender is not None else ():
         run = ordered[bounds[rank] : bounds[rank + 1]]

@@ -108,6 +108,18 @@ class OptimizerSpec:
             if value is not None
         }
 
+    def initial_state(self, t: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a shard before its first step, as torch's own functions make it up: that
+        after a step with a gradient and a learning rate of zero."""
+        copied = t.detach().clone()
+        copied.grad = torch.zeros_like(copied)
+        options = options_of(group)
+        if "lr" in options:
+            options["lr"] = options["lr"] * 0
+        optimizer = self.make([{**options, "params": [copied]}])
+        optimizer.step()
+        return {key: value for key, value in optimizer.state[copied].items() if value is not None}
+
     def _try(self, t: Tensor, start: int, group: Mapping[str, Any]) -> Any:
         """Runs a few steps on elements `start` and up of a parameter; returns their state."""
         optimizer = self.make([{**options_of(group), "params": [t]}])

@@ -93,6 +93,16 @@ class ShardedGroups:
                     yield index, shard, kinds
                 index += 1
 
+    def state_of(self, shard: Shard) -> dict[str, Any]:
+        """The state of a shard; if it has none yet, the initial one."""
+        held: dict[str, Any] | None = self.inner.state.get(shard.tensor)
+        if held:
+            return held
+        return self.spec.initial_state(shard.tensor, self._group_of(shard))
+
+    def _group_of(self, shard: Shard) -> Mapping[str, Any]:
+        return next(g for g in self.groups if any(p is shard.parameter for p in g["params"]))
+
     def names(self) -> list[list[str]]:
         """The names of each group's trained parameters."""
         return [

@@ -21,10 +21,10 @@ from zcomm.ddp.observers import WeakHook
 from zcomm.ddp.parameters import trainable
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Codecs, Settings
-from zcomm.torch_private import foreach
+from zcomm.torch_private import foreach, state_dicts
 from zcomm.torch_private.autograd import Range, eager
 from zcomm.transport.handshake import tells_others
-from zcomm.zero import consolidate, state
+from zcomm.zero import consolidate, state, torch_format
 from zcomm.zero.elementwise import OptimizerSpec
 from zcomm.zero.gradients import agree, gather_run, global_norm
 from zcomm.zero.groups import ShardedGroups, compared
@@ -112,6 +112,7 @@ class ZeroOptimizer(Optimizer):
         )
         self.inner = self._groups.inner
         self._gathers = Gathers(self.compressor, param_settings)
+        self.state = torch_format.ShardStates(self._groups)  # type: ignore[assignment]
         self._connect(model, hook_state)
 
     def _make_gradients(self, model: nn.Module) -> GradientShards:
@@ -269,8 +270,12 @@ class ZeroOptimizer(Optimizer):
         """This rank's part, for torch.distributed.checkpoint; see zcomm.save_checkpoint.
 
         Its tensors are the optimizer's own memory. consolidated_state_dict() has the format of an
-        ordinary optimizer.
+        ordinary optimizer. torch's get_optimizer_state_dict and its siblings get what they get
+        from an ordinary optimizer.
         """
+        asked = state_dicts.asked()
+        if asked is not None:
+            return torch_format.state_dict(self._groups, asked)
         return state.state_dict(self._groups)
 
     @torch.no_grad()
@@ -280,6 +285,10 @@ class ZeroOptimizer(Optimizer):
         All ranks must call it. Ranks without the ordinary state pass None; the first rank that
         has it sends them their runs.
         """
+        asked = state_dicts.asked()
+        if asked is not None and asked.from_rank_0 and self.compressor.rank > 0:
+            # torch has sent it, but mixes up the elements of tensors that are not contiguous.
+            state_dict = None
         if state_dict is None or consolidate.is_ordinary_state(state_dict):
             consolidate.load_ordinary(self._groups, state_dict)
             return

@@ -87,12 +87,12 @@ class _Loaded:
         self.shard = shard
         saved = state["state"].get(shard.name) or _saved_state(None, kinds, shard)
         empty = torch.empty_like(shard.tensor)  # for a parameter without elements
-        self.values = {key: _plain(shard, key, saved.get(key, empty)) for key in kinds}
-        self.master = _plain(shard, "master", state["masters"].get(shard.name))
+        self.values = {key: own_part(shard, key, saved.get(key, empty)) for key in kinds}
+        self.master = own_part(shard, "master", state["masters"].get(shard.name))
         shared = state["shared"].get(shard.name)
         # torch.distributed.checkpoint reads a SharedCopy straight into the parameter.
         self.in_parameter = isinstance(shared, SharedCopy)
-        self.run = _plain(shard, "shared copy", shared)
+        self.run = own_part(shard, "shared copy", shared)
 
     def take(self, inner: Optimizer, initialised: bool) -> None:
         shard = self.shard
@@ -124,7 +124,8 @@ def _saved_state(
     return saved
 
 
-def _plain(shard: Shard, key: str, value: Any) -> Any:
+def own_part(shard: Shard, key: str, value: Any) -> Any:
+    """The memory of a loaded shard, refused if it is another rank's; any other value as it is."""
     if not isinstance(value, StateShard):
         return value
     mine = (shard.start, shard.numel, shard.item.numel)
