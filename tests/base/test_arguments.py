@@ -168,8 +168,8 @@ def test_integers_of_other_types_are_counts(make: Callable[[int], Any]) -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("threads", [0, -1, 2.0, True, "2"])
-def test_threads_must_be_a_positive_int(kernels: str, threads: Any) -> None:
+@pytest.mark.parametrize("threads", [0, -1, 2.0, True, "2", 1025, 10**6])
+def test_threads_must_be_an_int_from_1_to_1024(kernels: str, threads: Any) -> None:
     calls: list[Callable[[], object]] = [
         lambda: C.encode(X, kernels=kernels, threads=threads),
         lambda: C.decode(WIRE, 6, kernels=kernels, threads=threads),
@@ -177,7 +177,7 @@ def test_threads_must_be_a_positive_int(kernels: str, threads: Any) -> None:
     ]
     for call in calls:
         with pytest.raises(
-            (TypeError, ValueError), match=r"expected threads (>= 1|as an int), got"
+            (TypeError, ValueError), match=r"expected threads (>= 1|<= 1024|as an int), got"
         ):
             call()
 

@@ -60,7 +60,7 @@ def test_a_run_prints_tables_and_writes_files(tmp_path: Path) -> None:
         records = list(csv.DictReader(file))
     for row, record in zip(written["rows"], records, strict=True):
         assert {name: str(value) for name, value in row.items()} == record
-        check_figures(row)
+        check_figures(row, own_s_of(row, written["rows"]))
     shown = [line.split() for line in lines if line.startswith(("16K", "64K"))]
     assert [cells[1] for cells in shown] == [row["codec"] for row in written["rows"]]
 
@@ -69,12 +69,20 @@ def test_a_run_prints_tables_and_writes_files(tmp_path: Path) -> None:
     assert "<script" not in page
 
 
-def check_figures(row: dict[str, Any]) -> None:
+def own_s_of(row: dict[str, Any], rows: list[dict[str, Any]]) -> float:
+    """The time of the backend's own collective, of the same kind and size."""
+    names = ("collective", "size_bytes")
+    same = [one for one in rows if all(one[name] == row[name] for name in names)]
+    return float(next(one["time_s"] for one in same if one["codec"] == "gloo"))
+
+
+def check_figures(row: dict[str, Any], own_s: float) -> None:
     assert row["wrong"] == 0
     assert row["fastest_s"] <= row["time_s"] <= row["slowest_s"]
     assert row["algbw_bytes_per_s"] == pytest.approx(row["size_bytes"] / row["time_s"])
     share = {"all_reduce": 1.0, "reduce_scatter": 0.5, "all_gather": 0.5}[row["collective"]]
     assert row["busbw_bytes_per_s"] == pytest.approx(share * row["algbw_bytes_per_s"])
+    assert row["speedup"] == pytest.approx(own_s / row["time_s"])
     if row["codec"] == "gloo":
         assert row["speedup"] == 1
         assert row["wire_bytes"] == share * row["size_bytes"]
@@ -107,14 +115,16 @@ def test_under_torchrun_a_mistake_is_said_once(tmp_path: Path) -> None:
     assert done.stderr.count("expected no --ranks under torchrun") == 1
 
 
-def test_hosts_with_a_shaped_link(tmp_path: Path) -> None:
-    arguments = ["--collectives", "all_gather", "--codecs", "lm4", "--hosts", "2"]
-    done = zcomm_command("bench", *SMALL, *arguments, "--rate", "500mbit", folder=tmp_path)
-    if "not possible here" in done.stderr:
+def test_hosts_with_shaped_links_and_several_ranks_on_each(tmp_path: Path) -> None:
+    arguments = ["--collectives", "all_gather", "--codecs", "none/lm4", "--json", "b.json"]
+    on_hosts = ["--hosts", "2", "--ranks", "2", "--rate", "500mbit/s"]
+    done = zcomm_command("bench", *SMALL, *arguments, *on_hosts, folder=tmp_path)
+    if "cannot emulate hosts" in done.stderr:
         assert done.returncode == 2
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
-    assert "all_gather, 2 ranks, 500mbit, gloo" in done.stdout
+    assert "all_gather, 4 ranks, 500mbit/s, gloo" in done.stdout
+    assert json.loads((tmp_path / "b.json").read_text())["about"]["ranks"] == 4
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +132,20 @@ def samples() -> list[Timings]:
     keys = [Key(kind, codec) for kind in KINDS for codec in (OWN, "int8", "sign")]
     with World(2) as world:
         return world.run(measure, SIZE, keys, 2, "gloo")
+
+
+def test_speed_agrees_with_time(samples: list[Timings]) -> None:
+    """Of uneven rounds the median of their ratios would be 2."""
+    seconds = {OWN: [1.0, 4.0, 6.0], "int8": [0.5, 8.0, 3.0]}
+    one = {
+        Key("all_reduce", codec): [
+            samples[0][Key("all_reduce", codec)][0]._replace(s=s) for s in of
+        ]
+        for codec, of in seconds.items()
+    }
+    own, int8 = rows_of(SIZE, [one, one])
+    assert (own.s, int8.s) == (4.0, 3.0)
+    assert int8.speedup == pytest.approx(4 / 3)
 
 
 def test_what_was_measured_is_right(samples: list[Timings]) -> None:
@@ -200,8 +224,17 @@ def test_wire_bytes_are_those_that_the_engine_sends(kind: str) -> None:
         ("--collectives broadcast", "expected some of all_reduce, reduce_scatter, all_gather"),
         ("--backend nccl", "got 'nccl', which sends tensors of GPUs only"),
         ("--backend carrier-pigeon", "got 'carrier-pigeon', which is not in this torch"),
-        ("--ranks 1", "expected at least 2 ranks, got --ranks 1"),
-        ("--rounds 0", "expected --rounds of 1 or more"),
+        ("--ranks 1", "expected at least 2 ranks, got 1"),
+        ("--ranks 0", "expected --ranks from 1 to 250, got 0"),
+        ("--ranks -2", "expected --ranks from 1 to 250, got -2"),
+        ("--hosts 0", "expected --hosts from 1 to 250, got 0"),
+        ("--hosts 1000", "expected --hosts from 1 to 250, got 1000"),
+        ("--hosts 2 --ranks 0", "expected --ranks from 1 to 250, got 0"),
+        ("--hosts 2 --ranks 2 --fit f.json", "expected one rank per host with --fit"),
+        ("--rounds 0", "expected --rounds from 1 to 1,000,000, got 0"),
+        (f"--max {'9' * 400}", "expected a size such as 64K"),
+        ("--hosts 2 --rate 10Gbps", "expected a rate in bits, such as 10gbit, got '10Gbps'"),
+        ("--hosts 2 --rate 1kbit", "from 1mbit to 1000tbit, got '1kbit'"),
         ("--rate 1gbit", "expected --hosts with --rate"),
         ("--hosts 2 --rate fast", "expected a rate such as 1gbit"),
         ("--max 64T", "GiB that are free here"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import zcomm
-from zcomm.cli import COMMANDS, main
+from zcomm.cli import COMMANDS, main, make_parser
 
 # The script that pip installed; without an installed wheel, the module.
 SCRIPT = Path(sys.executable).parent / "zcomm"
@@ -78,7 +78,12 @@ def test_help_fits_the_terminal(
     assert widest(prose) <= columns
 
 
-@pytest.mark.parametrize("arguments", ["", "cure", "doctor --cure", "--cure doctor"])
+def test_without_a_command_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert capsys.readouterr() == (make_parser().format_help(), "")
+
+
+@pytest.mark.parametrize("arguments", ["cure", "doctor --cure", "--cure doctor"])
 def test_bad_arguments_get_a_sentence(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments.split())
@@ -119,7 +124,8 @@ def test_bench_into_a_file(tmp_path: Path) -> None:
 
 
 def test_python_m_zcomm_is_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "zcomm", "doctor", "--help"]
+    command = [sys.executable, "-P", "-m", "zcomm"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stdout.startswith("usage: zcomm doctor")
+    assert done.stdout.startswith("usage: zcomm [-h]")
+    assert "demo" in done.stdout

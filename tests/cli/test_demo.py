@@ -178,14 +178,18 @@ def test_ctrl_c_leaves_no_process_and_no_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--steps", "0"], "--steps of 1 or more, got '0'"),
+        (["--steps", "0"], "--steps from 1 to 1000000, got '0'"),
+        (["--steps", "9" * 400], "--steps from 1 to 1000000"),
+        (["--json", ""], "in a folder that exists"),
+        (["--rate", ""], "got ''"),
+        (["--rate", "1gbps"], "write 1gbit"),
         (["--steps", "many"], "got 'many'"),
         (["--seconds", "5"], "--seconds from 20 to 1000000, got '5'"),
         (["--seconds", "soon"], "got 'soon'"),
         (["--seconds", "nan"], "got 'nan'"),
         (["--html", "no/such/folder/x.html"], "got no/such/folder/x.html"),
         (["--svg", "/"], "exists, got /"),
-        (["--rate", "fast"], "a rate such as 1gbit or 500mbit, got 'fast'"),
+        (["--rate", "fast"], "from 1mbit to 1000tbit, got 'fast'"),
     ],
 )
 def test_bad_options_get_a_sentence(

@@ -136,6 +136,36 @@ def test_thousands_of_ranks_are_planned_at_once(tmp_path: Path) -> None:
     )
 
 
+def test_an_optimizer_that_zero_cannot_shard_is_planned_with_ddp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = planned(tmp_path, *SMALL, "--optimizer", "muon")
+    assert [row["stage"] for row in values["rows"]] == [0, 0, 0, 0]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "There are no rows for ZeRO" in out
+    assert "Muon does not update element by element. Use it with zcomm.compress." in out
+
+
+@pytest.mark.parametrize("world_size", ["100000", "1000000"])
+def test_any_number_of_ranks_is_planned_at_once(world_size: str, tmp_path: Path) -> None:
+    zcomm.plan(1000, 2)
+    started = time.process_time()
+    values = planned(tmp_path, "--params", "100", "--world", world_size)
+    assert time.process_time() - started < 2
+    assert len(values["rows"]) == 31
+
+
+@pytest.mark.parametrize("name", ["latency_s", "bytes_per_s", "cores"])
+def test_a_profile_with_nonsense_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    values = json.loads(cost.DEFAULT_PROFILE.read_text())
+    path.write_text(json.dumps(values | {name: float("nan")}))
+    assert cli.main(["plan", *SMALL, "--profile", str(path)]) == 2
+    assert "a number that is not above 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -144,11 +174,25 @@ def test_thousands_of_ranks_are_planned_at_once(tmp_path: Path) -> None:
         ("--net fast", "expected a rate such as 1gbit"),
         ("--dtype fp64", "--dtype: expected one of fp32, bf16, fp16, got 'fp64'"),
         ("--optimizer adamv", "optimizer: expected one of"),
-        ("--step-time 0", "expected --step-time above 0"),
+        ("--step-time 0", "expected --step-time from 1e-06 to 1,000,000.0, got 0"),
+        ("--step-time nan", "got nan"),
+        ("--step-time 1e300", "got 1e+300"),
         ("--backward-share 1.5", "expected --backward-share between 0 and 1, got 1.5"),
         ("--codecs lm5", "--codecs: codec: expected one of"),
         ("--memory lots", "expected a size such as 64K"),
-        ("--cores -1", "expected --cores of 1 or more, got -1"),
+        ("--cores -1", "expected --cores from 1 to 10,000,000, got -1"),
+        ("--cores 0", "expected --cores from 1 to 10,000,000, got 0"),
+        ("--world 0", "expected --world from 1 to 10,000,000, got 0"),
+        (f"--world {10**30}", "expected --world from 1 to 10,000,000"),
+        ("--hosts 0", "expected --hosts from 1 to 10,000,000, got 0"),
+        ("--params 1e30", "expected a number such as 7e9, 7B or 350M, up to 1e15, got '1e30'"),
+        ("--params 1e400", "got '1e400'"),
+        ("--params nan", "got 'nan'"),
+        ("--net 10Gbps", "expected a rate in bits, such as 10gbit, got '10Gbps'"),
+        ("--net 1Gb/s", "write 1gbit"),
+        (f"--memory {'9' * 400}", "expected a size such as 64K"),
+        ("--memory=", "expected a size such as 64K"),
+        ("--codecs none/lm4", "expected codecs of one hop, got 'none/lm4'"),
         ("--profile none.json", "expected a readable profile, got none.json"),
         ("--json no/such/plan.json", "expected a file in a folder that exists"),
     ],

@@ -188,7 +188,7 @@ def test_any_shape_and_a_tensor_that_requires_grad(kernels: str, dtype: torch.dt
 def test_every_call_takes_threads(kernels: str) -> None:
     c, x = codec("lm4"), torch.randn(200_000)
     wire = c.encode(x, kernels=kernels)
-    for threads in (1, 3, 2**40):
+    for threads in (1, 3, 1024):
         assert torch.equal(c.encode(x, threads=threads, kernels=kernels), wire)
         decoded = c.decode(wire, x.numel(), threads=threads, kernels=kernels)
         summed = c.decode_sum([wire], x.numel(), threads=threads, kernels=kernels)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
 from ranks import World
+from zcomm.sharding.settings import Settings
 from zcomm.transport.channels import group_timeout_s
 
 GROUP_TIMEOUT_S = 23.0
@@ -120,6 +121,23 @@ def bytes_sent_before_the_end(rank: int, world_size: int) -> tuple[int, int]:
 def test_buckets_are_sent_while_backward_goes_on(pair: World) -> None:
     for during, all_of_it in pair.run(bytes_sent_before_the_end):
         assert 0 < during < all_of_it
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"threads": 1_000_000}, r"threads <= 1024, got 1000000: .*; use None for torch's number"),
+        ({"chunk_mb": 1e9}, r"chunk_mb: expected at most 1024, got 1000000000\.0: .*; omit it"),
+        ({"chunk_mb": float("nan")}, "chunk_mb: expected at least 0.0625, got nan"),
+        ({"chunk_mb": 1 / 32}, "chunk_mb: expected at least 0.0625, got 0.03125"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_say_why(setting: dict[str, Any], says: str) -> None:
+    for make in (zcomm.HookState, Settings):
+        with pytest.raises(ValueError, match=says):
+            make("lm4", **setting)
+    Settings("lm4", threads=1024, chunk_mb=1024)
 
 
 @pytest.mark.parametrize("settings", [{"codec": "lm4", "feedback": 0.9}, {"codec": "sign"}])

@@ -31,7 +31,7 @@ _BYTES = (torch.uint8,)
 _DENSE = torch.strided
 _FROM_BYTES = "; use torch.frombuffer(bytearray(data), dtype=torch.uint8)"
 _MAX_COUNT = 2**63 - 1
-_MAX_THREADS = 2**31 - 1
+MAX_THREADS = 1024  # more than almost any machine has cores
 
 
 def describe(value: object) -> str:
@@ -88,8 +88,16 @@ def _index(value: object, what: str, remedy: str) -> int:
 
 
 def thread_count(threads: object) -> int | None:
-    """None (torch's own count), or a positive int."""
-    return None if threads is None else min(count(threads, "threads", least=1), _MAX_THREADS)
+    """None (torch's own count), or an int from 1 to 1024."""
+    if threads is None:
+        return None
+    number = count(threads, "threads", least=1)
+    if number > MAX_THREADS:
+        raise ValueError(
+            f"expected threads <= {MAX_THREADS}, got {number}: each is a thread of this process, "
+            "and more than there are idle cores make a codec slower; use None for torch's number"
+        )
+    return number
 
 
 def fp32_factor(prescale: object) -> float:

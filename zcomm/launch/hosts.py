@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zcomm.launch.ranks import World
+from zcomm.report.units import parse_rate
 from zcomm.report.usage import UsageError
 
 INTERFACE = "eth0"
@@ -49,7 +50,7 @@ def run(
 ) -> list[Any]:
     """Runs `fn(rank, world_size, *args)` on each rank and returns the results.
 
-    Without `hosts` the ranks are on loopback. `rate` is what tc takes.
+    Without `hosts` the ranks are on loopback. `rate` is that of each host's link, such as 1gbit.
     """
     with world(world_size, hosts, rate) as started:
         return started.run(fn, *args, timeout_s=timeout_s)
@@ -100,7 +101,7 @@ def ended_by_signals() -> Iterator[None]:
 @contextlib.contextmanager
 def network(hosts: int | None, rate: str | None) -> Iterator[list[list[str]]]:
     """The command prefix that puts a rank on each host."""
-    if hosts is None:
+    if hosts is None or rate is None:
         yield []
         return
     require_tools()
@@ -114,7 +115,7 @@ def network(hosts: int | None, rate: str | None) -> Iterator[list[list[str]]]:
             remove_namespaces(lambda pid: pid == os.getpid())
 
 
-def connect(names: list[str], bridge: str, rate: str | None) -> None:
+def connect(names: list[str], bridge: str, rate: str) -> None:
     ip(f"netns add {bridge}")
     ip(f"-n {bridge} link add bridge type bridge")
     ip(f"-n {bridge} link set bridge up")
@@ -126,8 +127,9 @@ def connect(names: list[str], bridge: str, rate: str | None) -> None:
         ip(f"-n {name} address add {ADDRESS.format(host + 1)} dev {INTERFACE}")
         ip(f"-n {name} link set {INTERFACE} up")
         ip(f"-n {name} link set lo up")
+        bits = f"{parse_rate(rate):.0f}bit"  # tc takes 1gbit/s for an error, and 1gbps for bytes
         for namespace, device in ((name, INTERFACE), (bridge, port)):
-            command(f"tc -n {namespace} qdisc add dev {device} root tbf rate {rate} {SHAPE}")
+            command(f"tc -n {namespace} qdisc add dev {device} root tbf rate {bits} {SHAPE}")
 
 
 def remove_namespaces(chosen: Callable[[int], bool]) -> None:

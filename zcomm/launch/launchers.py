@@ -1,9 +1,10 @@
-"""How a command reaches its ranks: it starts them here, or it is itself a rank of torchrun."""
+"""How a command reaches its ranks: it starts them here, or a launcher started it as one of them."""
 
 import contextlib
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,11 +12,14 @@ import torch.distributed as dist
 
 from zcomm.base.host import this_host
 from zcomm.launch import hosts
+from zcomm.launch.tasks import MEETING_POINT, TORCHRUN, Task, expect_meeting_point, task
+from zcomm.report.finding import reason
 from zcomm.report.usage import UsageError
 from zcomm.transport.channels import group_timeout_s
 from zcomm.transport.handshake import Caller
 
 LOOPBACK = "loopback"
+MEETING_S = 300.0
 
 
 class Launcher(NamedTuple):
@@ -28,24 +32,23 @@ class Launcher(NamedTuple):
     leads: bool = True  # one process prints and writes files for all
 
 
-def under_torchrun() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def leads() -> bool:
-    return not under_torchrun() or os.environ["RANK"] == "0"
+class NotMet(UsageError):
+    """A rank that could not join the others says so itself: rank 0 may not know."""
 
 
 def world_sizes(count: int | None, host_count: int | None, default: int = 2) -> tuple[int, int]:
-    """How many ranks there will be in all, and on this machine."""
-    if not under_torchrun():
-        world_size = host_count or count or default
-        return world_size, world_size
+    """How many ranks there will be in all, and on this machine: `count`, or that many per host."""
+    one = task()
+    if one is None:
+        each = count or (1 if host_count else default)
+        return (host_count or 1) * each, (host_count or 1) * each
     if count or host_count:
         option = "--ranks" if count else "--hosts"
-        raise UsageError(f"expected no {option} under torchrun, which starts the ranks; remove it")
-    world_size = int(os.environ["WORLD_SIZE"])
-    return world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        raise UsageError(
+            f"expected no {option} under {one.launcher}, which starts the ranks; remove it"
+        )
+    expect_meeting_point(one)
+    return one.world_size, one.here
 
 
 @contextlib.contextmanager
@@ -62,9 +65,9 @@ def local(
 
 
 @contextlib.contextmanager
-def torchrun(backend: str) -> Iterator[Launcher]:
-    """Joins the ranks that torchrun started: each of them calls run() with the same function."""
-    dist.init_process_group(backend)
+def joined(one: Task, backend: str) -> Iterator[Launcher]:
+    """Joins the ranks that a launcher started: each of them calls run() with the same function."""
+    meet(one, backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     host = this_host().dumps().encode()
     caller = Caller("the command", None, group_timeout_s(None))
@@ -79,3 +82,17 @@ def torchrun(backend: str) -> Iterator[Launcher]:
         yield Launcher(run, world_size, here, link, leads=rank == 0)
     finally:
         dist.destroy_process_group()
+
+
+def meet(one: Task, backend: str) -> None:
+    """Joins the default group; torchrun's ranks have met before, others may never come."""
+    timeout = None if one.launcher == TORCHRUN else timedelta(seconds=MEETING_S)
+    try:
+        dist.init_process_group(backend, rank=one.rank, world_size=one.world_size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        where = ":".join(os.environ[name] for name in MEETING_POINT)
+        raise NotMet(
+            f"rank {one.rank}: expected {one.world_size} ranks to meet at {where}, got "
+            f"{reason(str(error))}; MASTER_ADDR must be the host of rank 0, and MASTER_PORT a "
+            "free port there"
+        ) from error

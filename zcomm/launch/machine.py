@@ -45,7 +45,8 @@ def expect_memory(nbytes: float, ranks: int, option: str) -> None:
     if needed > free:
         raise UsageError(
             f"expected {option} to fit in the {free / 2**30:.1f} GiB that are free here, got one "
-            f"that needs {needed / 2**30:.1f} GiB on {ranks} ranks; choose a smaller size"
+            f"that needs {needed / 2**30:.1f} GiB on {ranks} ranks; choose a smaller size, or "
+            "fewer ranks"
         )
 
 

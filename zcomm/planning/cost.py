@@ -18,7 +18,7 @@ buckets but the last. What the optimizer's step gathers after backward is fully 
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ FORMAT = "zcomm cost model 1"
 DEFAULT_PROFILE = Path(__file__).with_name("default_profile.json")
 # The share of a link left after TCP and Ethernet overhead, if a profile has not measured it.
 USUAL_EFFICIENCY = 0.95
+_NO_NUMBERS = ("about", "codecs")
 BUCKET_NBYTES = 25 << 20  # DDP's default
 
 
@@ -227,13 +228,25 @@ def save(profile: Profile, path: Path) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
+def _expect_sensible(profile: Profile) -> None:
+    """Refuses a file that someone edited: no number may be missing, negative, 0 or NaN."""
+    times = [s for one in profile.codecs.values() for s in one]
+    numbers = [getattr(profile, f.name) for f in fields(profile) if f.name not in _NO_NUMBERS]
+    if not all(0 < n < math.inf for n in numbers) or not all(0 <= s < math.inf for s in times):
+        raise ValueError("a number that is not above 0")
+    for name in ("cpu", "isa", "ranks", "link"):
+        profile.about[name]
+
+
 def load(path: Path = DEFAULT_PROFILE) -> Profile:
     try:
         values = json.loads(path.read_text())
         if values.pop("format", None) != FORMAT:
             raise ValueError("the format of another version")
         codecs = {spec: CodecCost(**cost) for spec, cost in values.pop("codecs").items()}
-        return Profile(**values, codecs=codecs)
+        profile = Profile(**values, codecs=codecs)
+        _expect_sensible(profile)
+        return profile
     except OSError as error:
         raise UsageError(f"expected a readable profile, got {path}: {error}") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:

@@ -28,6 +28,8 @@ from zcomm.zero.shards import GradientShards, Shard
 
 # A parameter count stands for this many tensors of equal size.
 _TENSORS = 64
+OPTIONS = {"lr": 3e-4}  # of an optimizer that is given without its own
+_MOST_PARAMETERS = 1e15  # torch counts bytes in 63 bits
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def plan(
         rank=owners.rank,
     )
     local = LocalGradients(trained, bucket_cap_mb, gradient_as_bucket_view)
-    return run.plan(nbytes_of(every), local, optimizer_class(optimizer), {"lr": 3e-4, **arguments_})
+    return run.plan(nbytes_of(every), local, optimizer_class(optimizer), {**OPTIONS, **arguments_})
 
 
 class _Run(NamedTuple):
@@ -252,8 +254,8 @@ def _of_count(count: Any, dtype: torch.dtype) -> Named:
         raise TypeError(
             f"model: expected a module or a number of parameters, got {arguments.describe(count)}"
         )
-    if not 1 <= count < 2**63 or int(count) != count:
-        raise ValueError(f"model: expected a whole number of parameters, got {count}")
+    if not 1 <= count <= _MOST_PARAMETERS or int(count) != count:
+        raise ValueError(f"model: expected a whole number of parameters up to 1e15, got {count}")
     each, longer = divmod(int(count), _TENSORS)
     sizes = [each + (i < longer) for i in range(_TENSORS)]
     return {f"{i}": torch.empty(n, dtype=dtype, device="meta") for i, n in enumerate(sizes) if n}

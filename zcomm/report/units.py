@@ -6,30 +6,46 @@ from zcomm.report.usage import UsageError
 
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+# Far beyond any machine, and small enough that nothing computed from them overflows.
+MOST_BYTES = float(1 << 60)
+MOST_COUNT = 1e15
+_LEAST_RATE, _MOST_RATE = 1e6, 1e15
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
 
 
 def parse_size(text: str) -> int:
     """Bytes: 1000, 64K, 256M, 1G; powers of 1024, as in nccl-tests."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if not found or float(found[1]) <= 0:
+    found = re.fullmatch(rf"{_NUMBER}([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    nbytes = float(found[1]) * _BINARY[found[2].upper()] if found else 0.0
+    if not 1 <= nbytes <= MOST_BYTES:
         raise UsageError(f"expected a size such as 64K, 16M or 1G, got {text!r}")
-    return int(float(found[1]) * _BINARY[found[2].upper()])
+    return int(nbytes)
 
 
 def parse_rate(text: str) -> float:
     """Bits per second, as tc writes them: 1gbit is 1e9."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit|bit/s|bps)", text.strip().lower())
-    if not found or float(found[1]) <= 0:
-        raise UsageError(f"expected a rate such as 1gbit or 500mbit, got {text!r}")
-    return float(found[1]) * _DECIMAL[found[2]]
+    given = text.strip().lower()
+    if found := re.fullmatch(rf"{_NUMBER}([kmgt]?)(?:bps|b/s)", given):
+        right = f"{found[1]}{found[2]}bit"
+        raise UsageError(
+            f"expected a rate in bits, such as {right}, got {text!r}: tc takes bps for bytes per "
+            f"second; write {right}"
+        )
+    found = re.fullmatch(rf"{_NUMBER}([kmgt]?)bit(?:/s)?", given)
+    rate = float(found[1]) * _DECIMAL[found[2]] if found else 0.0
+    if not _LEAST_RATE <= rate <= _MOST_RATE:
+        raise UsageError(
+            f"expected a rate such as 1gbit or 500mbit, from 1mbit to 1000tbit, got {text!r}"
+        )
+    return rate
 
 
 def parse_count(text: str) -> int:
     """A count: 25_000_000, 7e9, 7B, 350M."""
     found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", text.strip().lower())
     number = float(found[1].replace("_", "")) * _DECIMAL[found[2]] if found else 0.0
-    if number < 1:
-        raise UsageError(f"expected a number such as 7e9, 7B or 350M, got {text!r}")
+    if not 1 <= number <= MOST_COUNT:
+        raise UsageError(f"expected a number such as 7e9, 7B or 350M, up to 1e15, got {text!r}")
     return round(number)
 
 

@@ -31,6 +31,12 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, 79, break_long_words=False, break_on_hyphens=False)
 
 
+def expect_range(option: str, value: float, least: float, most: float) -> None:
+    """Refuses a number out of range; NaN is out of every one."""
+    if not least <= value <= most:
+        raise UsageError(f"expected {option} from {least:,} to {most:,}, got {value}")
+
+
 def expect_writable(path: Path) -> None:
     """Call it before the work starts, not when the result is ready."""
     if path.is_dir() or not path.parent.is_dir():

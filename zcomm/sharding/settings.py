@@ -23,7 +23,7 @@ EXACT = {
     torch.bfloat16: codec("bf16"),
     torch.float16: codec("fp16"),
 }
-_LEAST_CHUNK_MB = 1 / 16
+_LEAST_CHUNK_MB, _MOST_CHUNK_MB = 1 / 16, 1024
 _NOT_COMPARED = ("threads",)  # changes the speed, not the result
 
 
@@ -52,6 +52,12 @@ class Settings:
             object.__setattr__(self, name, arguments.count(getattr(self, name), name))
         if self.chunk_mb is not None:
             _expect_number("chunk_mb", self.chunk_mb, _LEAST_CHUNK_MB)
+            if self.chunk_mb > _MOST_CHUNK_MB:
+                raise ValueError(
+                    f"chunk_mb: expected at most {_MOST_CHUNK_MB}, got {self.chunk_mb}: each rank "
+                    "holds several chunks in memory, and nothing overlaps if all fits in one; omit "
+                    "it for the best size"
+                )
         if self.timeout_s is not None:
             _expect_number("timeout_s", self.timeout_s, 0.1)
         if not isinstance(self.verify, bool):

@@ -1,7 +1,7 @@
 """Rows of `zcomm bench`: the timings of all ranks and rounds, combined and checked.
 
 A round takes as long as its slowest rank. A time is the median of the rounds; a speedup is the
-median of the rounds' own ratios.
+ratio of two such times, so that it agrees with them.
 """
 
 import statistics
@@ -63,6 +63,7 @@ def rows_of(nbytes: int, by_rank: Sequence[Timings], per_host: int = 1) -> Itera
     ranks = len(by_rank)
     rounds = {key: list(zip(*(samples[key] for samples in by_rank))) for key in by_rank[0]}
     slowest = {key: [max(one.s for one in turn) for turn in rounds[key]] for key in rounds}
+    own_s = {key.kind: statistics.median(s) for key, s in slowest.items() if key.codec == OWN}
     for key, turns in rounds.items():
         yield Row(
             kind=key.kind,
@@ -72,7 +73,7 @@ def rows_of(nbytes: int, by_rank: Sequence[Timings], per_host: int = 1) -> Itera
             wire_nbytes=wire_nbytes(key, nbytes, ranks, per_host),
             seconds=slowest[key],
             cpu_s=statistics.median(statistics.mean(one.cpu_s for one in turn) for turn in turns),
-            speedup=median_ratio(slowest[Key(key.kind, OWN)], slowest[key]),
+            speedup=own_s[key.kind] / statistics.median(slowest[key]),
             sent=[statistics.mean(one.sent for one in turn) for turn in turns],
             error=max(one.error for turn in turns for one in turn),
             wrong=sum(is_wrong(key, nbytes, turn) for turn in turns),

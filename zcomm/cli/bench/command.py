@@ -1,12 +1,18 @@
 """Measures all_reduce, reduce_scatter and all_gather, with and without codecs.
 
-Starts ranks on this machine: on loopback or, with --hosts, each on an emulated
-host behind a slow link (needs root). Under torchrun it measures real hosts:
+Starts ranks on this machine: on loopback or, with --hosts, on emulated hosts
+behind slow links (needs root).
 
     zcomm bench --codecs int8 lm4 --max 64M
     zcomm bench --hosts 2 --rate 1gbit
-    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:PORT \\
-             -m zcomm bench --max-size 64M
+
+On real hosts it joins the ranks that a launcher starts. HOST is that of rank 0.
+Type the first command on every host, one of the others once:
+
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d \\
+             --rdzv-endpoint HOST:29400 -m zcomm bench --max-size 64M
+    MASTER_ADDR=HOST MASTER_PORT=29500 srun -n 2 zcomm bench
+    mpirun -n 2 -x MASTER_ADDR=HOST -x MASTER_PORT=29500 zcomm bench
 
 (torchrun would take --max for an option of its own.) In every round all codecs
 take turns with the backend's own collective, and every result is checked. With
@@ -14,6 +20,7 @@ take turns with the backend's own collective, and every result is checked. With
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,15 +35,17 @@ from zcomm.cli.bench.collective_rows import Row, rows_of
 from zcomm.cli.bench.collective_tasks import Key, measure
 from zcomm.launch import launchers, machine
 from zcomm.launch.launchers import Launcher
+from zcomm.launch.tasks import task
 from zcomm.planning.cost import KINDS, OWN
 from zcomm.report.units import parse_rate, parse_size
-from zcomm.report.usage import UsageError, expect_writable
+from zcomm.report.usage import UsageError, expect_range, expect_writable
 
 HELP = "measure time, bandwidth and error of collectives, with and without codecs"
 CODECS = ("none", "int8", "lm4")
 RATE = "1gbit"
 # Tensors of the full size: input, result, exact result, and the next rank's input.
 TENSORS = 4
+MOST_HOSTS = 250  # hosts.py numbers them in the last byte of an address
 ON_CPU = ("gloo", "mpi", "ucc")
 
 
@@ -48,7 +57,8 @@ class BenchArguments:
     codecs: list[str]
     kinds: list[str]
     backends: list[str]
-    ranks: int
+    ranks: int  # in all
+    per_host: int  # on each emulated host
     on_hosts: bool
     rate: str | None
     rounds: int
@@ -63,11 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     codecs = "such as lm4, topk:0.01, none/lm4 for two hops"
     add("--codecs", nargs="+", default=CODECS, metavar="C", help=codecs)
     add("--collectives", nargs="+", default=KINDS, metavar="K", help=" ".join(KINDS))
+    ranks = "ranks on this machine (default: 2) or, with --hosts, on each host (default: 1)"
     group = "of the process group (default: gloo)"
     add("--backend", nargs="+", default=["gloo"], metavar="B", help=group)
-    add("--ranks", type=int, metavar="N", help="ranks to start on this machine (default: 2)")
-    add("--hosts", type=int, metavar="N", help="instead, one rank on each of N emulated hosts")
-    add("--rate", metavar="RATE", help=f"of the hosts' links, as tc takes it (default: {RATE})")
+    add("--ranks", type=int, metavar="N", help=ranks)
+    add("--hosts", type=int, metavar="N", help="emulate N hosts, with --ranks ranks on each")
+    add("--rate", metavar="RATE", help=f"of the hosts' links (default: {RATE})")
     add("--rounds", type=int, default=5, metavar="R", help="rounds to measure")
     add("--json", type=Path, metavar="FILE", help="write all rows as JSON")
     add("--csv", type=Path, metavar="FILE", help="write all rows as CSV")
@@ -76,23 +87,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    wanted = checked(args)
+    outputs = [args.json, args.csv, args.html, args.fit]
+    for path in filter(None, outputs):
+        expect_writable(path)
+    if args.fit and any(outputs[:3]):
+        raise UsageError("expected --fit alone, got --json, --csv or --html as well; run it twice")
     try:
-        wanted = checked(args)
-        outputs = [args.json, args.csv, args.html, args.fit]
-        for path in filter(None, outputs):
-            expect_writable(path)
-        if args.fit and any(outputs[:3]):
-            raise UsageError(
-                "expected --fit alone, got --json, --csv or --html as well; run it twice"
-            )
         with launcher_of(wanted) as launcher:
             if args.fit:
                 return fit.run(launcher, wanted.rounds, args.fit)
             return bench(launcher, wanted, args)
-    except UsageError:
-        if launchers.leads():
-            raise
-        return 2
+    except AssertionError as error:  # from World; its message has the rank's traceback
+        print(f"zcomm bench: the ranks failed.\n{error}", file=sys.stderr)
+        return 1
 
 
 def bench(launcher: Launcher, wanted: BenchArguments, args: argparse.Namespace) -> int:
@@ -119,24 +127,22 @@ def measured(
 
 
 def launcher_of(wanted: BenchArguments) -> AbstractContextManager[Launcher]:
-    if launchers.under_torchrun():
-        return launchers.torchrun(wanted.backends[0])
-    return launchers.local(wanted.ranks, wanted.on_hosts, wanted.rate)
+    one = task()
+    if one is not None:
+        return launchers.joined(one, wanted.backends[0])
+    return launchers.local(wanted.ranks, wanted.on_hosts, wanted.rate, wanted.per_host)
 
 
 def checked(args: argparse.Namespace) -> BenchArguments:
-    world_size, here = launchers.world_sizes(args.ranks, args.hosts)
-    if world_size < 2:
-        option = "--hosts" if args.hosts == world_size else "--ranks"
-        raise UsageError(f"expected at least 2 ranks, got {option} {world_size}")
-    if args.rounds < 1:
-        raise UsageError(f"expected --rounds of 1 or more, got {args.rounds}")
+    world_size, here = checked_ranks(args)
+    expect_range("--rounds", args.rounds, 1, 1_000_000)
     wanted = BenchArguments(
         sizes=checked_sizes(args.min, args.max, args.factor),
         codecs=checked_codecs(args.codecs),
         kinds=checked_kinds(args.collectives),
-        backends=[checked_backend(name) for name in args.backend],
+        backends=list(dict.fromkeys(map(checked_backend, args.backend))),
         ranks=world_size,
+        per_host=args.ranks or 1,
         on_hosts=args.hosts is not None,
         rate=checked_rate(args.rate, args.hosts),
         rounds=args.rounds,
@@ -149,6 +155,22 @@ def checked(args: argparse.Namespace) -> BenchArguments:
     option = "--fit" if args.fit else f"--max {args.max}"
     machine.expect_memory(tensors * largest, here, option)
     return wanted
+
+
+def checked_ranks(args: argparse.Namespace) -> tuple[int, int]:
+    """How many there will be in all, and on this machine."""
+    for option, value in (("--ranks", args.ranks), ("--hosts", args.hosts)):
+        if value is not None:
+            expect_range(option, value, 1, MOST_HOSTS)
+    world_size, here = launchers.world_sizes(args.ranks, args.hosts)
+    if world_size < 2:
+        raise UsageError(f"expected at least 2 ranks, got {world_size}; one sends nothing")
+    if args.fit and args.hosts and world_size > args.hosts:
+        raise UsageError(
+            f"expected one rank per host with --fit, got --ranks {args.ranks}: the model needs a "
+            "link that ranks do not share; omit --ranks"
+        )
+    return world_size, here
 
 
 def checked_sizes(least: str, most: str, factor: int) -> list[int]:
@@ -198,9 +220,10 @@ def checked_backend(name: str) -> str:
 
 
 def checked_rate(rate: str | None, hosts: int | None) -> str | None:
-    if rate and not hosts:
+    if rate is not None and hosts is None:
         raise UsageError(f"expected --hosts with --rate, got --rate {rate} alone; add --hosts 2")
-    if not hosts:
+    if hosts is None:
         return None
-    parse_rate(rate or RATE)
-    return rate or RATE
+    rate = RATE if rate is None else rate
+    parse_rate(rate)
+    return rate

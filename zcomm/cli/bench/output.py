@@ -17,8 +17,8 @@ HEADINGS = ("size", "codec", "sent", "time", "±", "algbw", "busbw", "speed", "e
 WIDTHS = (5, 9, 7, 7, 3, 5, 5, 6, 7, 5)
 LEGEND = (
     "sent: bytes that a rank sends. time: median of the rounds, ± half their range. algbw: size / "
-    "time; busbw: algbw times the share each link must carry; both in GB/s. speed: relative to the "
-    "backend's own collective. wrong: rounds whose result was too far off or not the "
+    "time; busbw: algbw times the share each link must carry; both in GB/s. speed: the time of "
+    "the backend's own collective / time. wrong: rounds whose result was too far off or not the "
     "same on all ranks."
 )
 

@@ -9,6 +9,7 @@ Prints a table and writes a report: one HTML file that works offline.
 
 import argparse
 import json
+import re
 import shlex
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from zcomm.cli.demo import report as demo_report
 from zcomm.cli.demo.training import LEAST_STEPS, Length, train
 from zcomm.launch import hosts
+from zcomm.launch.tasks import expect_alone
 from zcomm.report import units
 from zcomm.report.usage import UsageError, expect_writable, wrapped
 
@@ -26,6 +28,7 @@ HELP = "train a small GPT four ways and compare them, in two minutes"
 WORLD_SIZE = 2
 DEFAULT_RATE = "1gbit"
 LEAST_SECONDS, MOST_SECONDS = 20.0, 1e6
+MOST_STEPS = 1_000_000
 ENDING_S = 3.0  # to stop the ranks and write the report
 
 
@@ -50,9 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     start = time.monotonic()
+    expect_alone("zcomm demo")
     length = length_of(args, start)
-    for file in filter(None, (args.html, args.svg, args.json)):
-        expect_writable(Path(file))
+    for file in (args.html, args.svg, args.json):
+        if file is not None:
+            expect_writable(Path(file))
     link = link_of(args)
     for words in (demo_report.about_training(), link.words, ""):
         print(wrapped(words), file=sys.stderr, flush=True)
@@ -88,9 +93,9 @@ def write(args: argparse.Namespace, result: demo_report.Result) -> None:
 def length_of(args: argparse.Namespace, start: float) -> Length:
     steps = None
     if args.steps is not None:
-        if not args.steps.isdecimal() or int(args.steps) < 1:
-            raise UsageError(f"expected --steps of 1 or more, got {args.steps!r}")
-        steps = int(args.steps)
+        steps = int(args.steps) if re.fullmatch("[0-9]{1,9}", args.steps) else 0
+        if not 1 <= steps <= MOST_STEPS:
+            raise UsageError(f"expected --steps from 1 to {MOST_STEPS}, got {args.steps!r}")
     try:
         seconds = float(args.seconds)
     except ValueError:
@@ -107,8 +112,8 @@ def link_of(args: argparse.Namespace) -> Link:
     loopback = "The ranks share this machine's loopback interface"
     if args.loopback:
         return Link(None, f"{loopback}, as requested.")
-    rate_bits = units.parse_rate(args.rate or DEFAULT_RATE)
-    rate = f"{rate_bits:.0f}bit"  # as tc writes it
+    rate_bits = units.parse_rate(DEFAULT_RATE if args.rate is None else args.rate)
+    rate = f"{rate_bits:.0f}bit"
     missing = why_no_hosts(rate)
     if missing and args.rate:
         raise UsageError(f"--rate is not possible here: {missing}; see `zcomm demo --loopback`")

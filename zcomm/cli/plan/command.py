@@ -16,17 +16,18 @@ from typing import Any
 
 from zcomm.base import arguments
 from zcomm.cli.bench.command import checked_codecs
-from zcomm.cli.plan.rows import PlanArguments, PlanRow, recommended, rows_for
+from zcomm.cli.plan.rows import PlanArguments, PlanRow, recommended, rows_for, why_no_zero
 from zcomm.codecs import SPECS
 from zcomm.planning import cost
 from zcomm.planning.cost import OWN, Cluster, Profile, Workload
 from zcomm.report.table import whole
 from zcomm.report.units import parse_count, parse_rate, parse_size, show_bytes, show_seconds
-from zcomm.report.usage import UsageError, expect_writable, wrapped
+from zcomm.report.usage import UsageError, expect_range, expect_writable, wrapped
 
 HELP = "estimate memory per rank and time per step for every codec, with DDP and ZeRO"
 DTYPES = ("fp32", "bf16", "fp16")
 STEP_S = 1.0
+MOST_RANKS = 10_000_000
 MARK = "*"
 MEMORY = ("parameters", "gradients", "optimizer", "masters", "residuals", "buffers", "peak")
 MEMORY_HEADINGS = ("param", "grad", "optim", "master", "resid", "buffer", "peak")
@@ -63,13 +64,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         expect_writable(args.json)
     try:
-        rows = rows_for(profile, wanted)
+        no_zero = why_no_zero(wanted.optimizer)
+        rows = rows_for(profile, wanted, with_zero=not no_zero)
     except (ValueError, TypeError) as error:  # from zcomm.plan, written for users
         raise UsageError(str(error)) from error
     best, reason = recommended(rows, wanted.memory)
     print(preface(args, wanted, profile))
     print_tables(rows, best)
     print("\n" + wrapped(reason))
+    if no_zero:
+        print(wrapped(no_zero))
     if wanted.cluster.ranks_per_link > 1:
         print(wrapped(SHARED_LINK.format(wanted.cluster.ranks_per_link)))
     if args.json:
@@ -80,22 +84,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def checked(args: argparse.Namespace, profile: Profile) -> PlanArguments:
-    hosts = args.hosts or args.world
-    if args.world < 1 or hosts < 1 or args.world % hosts:
+    expect_range("--world", args.world, 1, MOST_RANKS)
+    hosts = args.world if args.hosts is None else args.hosts
+    expect_range("--hosts", hosts, 1, MOST_RANKS)
+    if args.world % hosts:
         raise UsageError(
             f"expected --world as a multiple of --hosts, got {args.world} ranks on {hosts} hosts"
         )
     if args.dtype not in DTYPES:
         raise UsageError(f"--dtype: expected one of {', '.join(DTYPES)}, got {args.dtype!r}")
     step_s = STEP_S if args.step_time is None else args.step_time
-    if not 0 < step_s < float("inf"):
-        raise UsageError(f"expected --step-time above 0, in seconds, got {step_s}")
+    expect_range("--step-time", step_s, 1e-6, 1e6)
     if not 0 < args.backward_share < 1:
         raise UsageError(f"expected --backward-share between 0 and 1, got {args.backward_share}")
     per_host = args.world // hosts
-    cores = args.cores or (profile.cores if args.profile else per_host)
-    if cores < 1:
-        raise UsageError(f"expected --cores of 1 or more, got {cores}")
+    cores = (profile.cores if args.profile else per_host) if args.cores is None else args.cores
+    expect_range("--cores", cores, 1, MOST_RANKS)
     bytes_per_s = parse_rate(args.net) / 8 * profile.efficiency
     itemsize = arguments.dtype_of(args.dtype, "dtype").itemsize
     work = (itemsize, step_s, args.backward_share, not args.spare_cores)
@@ -104,11 +108,20 @@ def checked(args: argparse.Namespace, profile: Profile) -> PlanArguments:
         args.optimizer,
         Workload(parse_count(args.params), *work),
         Cluster(args.world, per_host, per_host, cores, bytes_per_s),
-        checked_codecs(args.codecs),
-        parse_size(args.memory) if args.memory else None,
+        one_hop(checked_codecs(args.codecs)),
+        None if args.memory is None else parse_size(args.memory),
         hosts,
         args.net,
     )
+
+
+def one_hop(codecs: list[str]) -> list[str]:
+    for spec in codecs:
+        if "/" in spec:
+            raise UsageError(
+                f"--codecs: expected codecs of one hop, got {spec!r}; the model does not cover two"
+            )
+    return codecs
 
 
 def preface(args: argparse.Namespace, wanted: PlanArguments, profile: Profile) -> str:

@@ -7,8 +7,10 @@ from zcomm.cli.bench.collective_rows import OWN_ERROR
 from zcomm.codecs import codec
 from zcomm.planning import cost
 from zcomm.planning.cost import OWN, Cluster, Profile, StepTime, Strategy, Workload, step_time
-from zcomm.planning.memory import MemoryPlan, plan
+from zcomm.planning.memory import OPTIONS, MemoryPlan, plan
+from zcomm.planning.optimizer_memory import optimizer_class
 from zcomm.report.units import show_bytes
+from zcomm.zero.elementwise import OptimizerSpec
 
 # Steps within 2% count as equally fast: the model is not more precise than that.
 TIE = 1.02
@@ -60,7 +62,20 @@ def needs_feedback(spec: str) -> bool:
     return spec != OWN and codec(spec).needs_feedback
 
 
-def rows_for(profile: Profile, wanted: PlanArguments) -> list[PlanRow]:
+def why_no_zero(optimizer: str) -> str:
+    """Why there are no rows for ZeRO with an optimizer, or ""."""
+    kind = optimizer_class(optimizer)
+    try:
+        OptimizerSpec(kind, OPTIONS).state_kinds({})
+    except ValueError:
+        return (
+            f"There are no rows for ZeRO: it gives each rank a part of a parameter, and "
+            f"{kind.__name__} does not update element by element. Use it with zcomm.compress."
+        )
+    return ""
+
+
+def rows_for(profile: Profile, wanted: PlanArguments, with_zero: bool) -> list[PlanRow]:
     """DDP alone; DDP with each codec; ZeRO with each, parameters exact or in the same codec."""
     workload, cluster, codecs = wanted.workload, wanted.cluster, wanted.codecs
     exact = EXACT[wanted.dtype]
@@ -76,7 +91,7 @@ def rows_for(profile: Profile, wanted: PlanArguments) -> list[PlanRow]:
         return PlanRow(strategy, "param_codec" not in options, memory, time, sent)
 
     rows = [row(Strategy(0, OWN)), *(row(Strategy(0, spec)) for spec in codecs)]
-    for spec in codecs:
+    for spec in codecs if with_zero else ():
         rows.append(row(Strategy(1, spec, exact)))
         # The gather has no residuals, so it cannot use a codec that needs them.
         if not needs_feedback(spec) and error_of(spec) > error_of(exact):
