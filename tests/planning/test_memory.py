@@ -178,8 +178,10 @@ def test_a_printed_plan_is_a_table() -> None:
     ("arguments", "error", "says"),
     [
         (("model", 2), TypeError, "expected a module or a number of parameters, got 'model'"),
-        ((0, 2), ValueError, "expected a whole number of parameters, got 0"),
-        ((1.5, 2), ValueError, "expected a whole number of parameters, got 1.5"),
+        ((0, 2), ValueError, "a whole number of parameters up to 1e15, got 0"),
+        ((1.5, 2), ValueError, "a whole number of parameters up to 1e15, got 1.5"),
+        ((1e30, 2), ValueError, r"parameters up to 1e15, got 1e\+30"),
+        ((9e18, 2), ValueError, r"parameters up to 1e15, got 9e\+18"),
         ((1000, 0), ValueError, "expected world_size >= 1, got 0"),
     ],
 )
