@@ -23,6 +23,7 @@ from zcomm.engine.job import Job, Marker
 from zcomm.engine.streams import Streams
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.transport.channels import Transport
+from zcomm.transport.gloo_threads import let_gloo_finish
 
 # How long stop() waits for the chunk in progress.
 _STOP_S = 10.0
@@ -139,3 +140,4 @@ def _stop_all() -> None:
     """A thread that returns from native code while the interpreter shuts down would abort."""
     for engine in list(_running):
         engine.stop()
+    let_gloo_finish()

@@ -3,7 +3,8 @@
 `channels` owns the groups. `failure_notes` finds out which rank failed and makes the error.
 `handshake` is how ranks meet before their first byte: same settings, a shared name, their hosts.
 `store` asks the store through which all of this goes, with a deadline.
-`restarts` warns of a store in which restarted ranks would meet dead ones.
+`restarts` warns of a store in which restarted ranks would meet dead ones. `gloo_threads` keeps a
+process that has finished from aborting.
 A new transport (shared memory, for one) goes here, behind the interface of a Channel.
 
 Imports: sharding and below. Start with channels.py.
