@@ -23,7 +23,7 @@ CLANG_FORMAT_FILES := $(shell find csrc emulator \( -name "*.cpp" -o -name "*.h"
 # What `make lint` and the hooks of .pre-commit-config.yaml run.
 LINTS := lint-python lint-types lint-imports lint-native lint-tables lint-docs
 
-.PHONY: help test test-fast test-faults test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs tables format sanitize gpu-sanitize avx512-proof clean
+.PHONY: help test test-fast test-faults test-torch test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs tables format sanitize gpu-sanitize avx512-proof clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9 -]*:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,21 @@ test-integrations: $(FRAMEWORKS)/installed ## train with Lightning, transformers
 # Kills, stops and cut links between two network namespaces, which need root. `make test` runs two of them.
 test-faults: $(VENV)/installed ## every fault between two hosts: kills, stops, cut links (root)
 	OMP_NUM_THREADS=1 ZCOMM_FAULTS=all $(BIN)/pytest -q -rs -s tests/transport/test_faults.py
+
+# With another torch, in its own environment: a CUDA build takes about 6 GB. `rm -rf build/torch-*` removes them all.
+TORCH_ENV := build/torch-$(TORCH)
+TORCH_PIP := $(TORCH_ENV)/bin/python -m pip --disable-pip-version-check --quiet
+TORCH_TOOLS := $(shell grep -E '^(numpy|pytest|hypothesis|tensorboard)' requirements-dev.txt)
+
+test-torch: $(TORCH_ENV)/tools dist/built ## test with another torch, and keep the results: TORCH=2.15.0
+	$(TORCH_PIP) install --no-deps --force-reinstall dist/*.whl
+	OMP_NUM_THREADS=1 PYTHONPATH=benchmarks $(TORCH_ENV)/bin/python tools/test_torch.py $(PYTEST_ARGS)
+
+$(TORCH_ENV)/tools: requirements-dev.txt
+	@test -n "$(TORCH)" || { echo "expected a version: make test-torch TORCH=2.15.0"; exit 1; }
+	test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
+	$(TORCH_PIP) install torch==$(TORCH) $(TORCH_TOOLS)
+	touch $@
 
 # Everything that can be checked about GPU kernels without a GPU, in two parts. Their last outputs are checked in. See docs/gpu.md.
 GPU_TESTS := tests/contract

@@ -21,6 +21,22 @@ class Table:
     lines: Callable[..., Lines]
 
 
+# The tests of `make test-torch`, by what they are about.
+TORCH_AREAS = {
+    "hook": ("tests/ddp", "tests/sharding"),
+    "ZeRO": ("tests/zero",),
+    "collectives": ("tests/test_collectives.py",),
+    "checkpoints": (
+        "tests/checkpoint",
+        "tests/zero/test_checkpoints.py",
+        "tests/zero/test_elastic.py",
+    ),
+    "failures": ("tests/engine/test_failures.py", "tests/transport"),
+    "private names": ("tests/torch_private",),
+    "FSDP2": ("tests/fsdp",),
+}
+
+
 # Formats.
 
 
@@ -134,6 +150,19 @@ def rivals(*found: Results) -> Lines:
 def ranges(found: Results) -> Lines:
     for row in found["rows"]:
         yield [row["name"], f"{row['least']:.2f} to {row['most']:.2f}", f"{row['bar']:.2f}"]
+
+
+def torch_versions(found: Results) -> Lines:
+    for row in found["rows"]:
+        yield [row["torch"], *(outcomes(row["areas"].get(area)) for area in TORCH_AREAS)]
+
+
+def outcomes(counts: dict[str, int] | None) -> str:
+    """What became of an area's tests; None: this torch cannot run them."""
+    if counts is None:
+        return "refused"
+    said = [f"{counts[what]} {what}" for what in ("passed", "failed", "skipped") if what in counts]
+    return ", ".join(said)
 
 
 def cost_model(found: Results) -> Lines:

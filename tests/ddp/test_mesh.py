@@ -24,6 +24,11 @@ from ddp_training import Net, assert_bit_equal, batch, seeded
 from pages import PYTHON, ROOT, blocks
 from raised import raised
 from ranks import World
+from zcomm.torch_private import checkpoint
+
+needs_any_group = pytest.mark.skipif(
+    not checkpoint.takes_any_group(), reason="this torch has no checkpoints of such groups"
+)
 
 pytest_plugins = ["zero_ranks"]
 
@@ -158,12 +163,35 @@ def resume(rank: int, world_size: int, folder: str, steps: range) -> dict[str, T
     return model.values()
 
 
+@needs_any_group
 def test_a_checkpoint_for_each_part_goes_on_bit_for_bit(quartet: World, tmp_path: Path) -> None:
     whole = quartet.run(resume, str(tmp_path / "whole"), range(6))
     quartet.run(resume, str(tmp_path / "parts"), range(3))
     parts = quartet.run(resume, str(tmp_path / "parts"), range(3, 6))
     for expected, got in zip(whole, parts):
         assert_bit_equal(got, expected)
+
+
+def save_with_an_old_torch(rank: int, world_size: int, folder: str) -> dict[str, str]:
+    """As if its checkpoints always asked rank 0. All groups ask: nothing is written."""
+    group = mesh_2x2()["dp"].get_group()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "takes_any_group", lambda: False)
+        tried = (zcomm.save_checkpoint, (folder, {}, 1)), (zcomm.load_checkpoint, (folder, {}))
+        if dist.get_process_group_ranks(group)[0] == 0:
+            return {}
+        return {call.__name__: refused(call, *given, group=group) for call, given in tried}
+
+
+def test_an_old_torch_saves_only_groups_with_rank_0(quartet: World, tmp_path: Path) -> None:
+    for rank, found in enumerate(quartet.run(save_with_an_old_torch, str(tmp_path))):
+        assert len(found) == 2 * (rank % 2)
+        for what, text in found.items():
+            start = f"rank {rank}: {what}: expected a group whose first rank is 0, got ranks [1, 3]"
+            assert text == (
+                f"{start}: torch {torch.__version__} has no checkpoints of others; install torch "
+                "2.8 or later"
+            )
 
 
 def save_wrongly(rank: int, world_size: int, folder: str) -> dict[str, str]:
@@ -186,6 +214,7 @@ def save_wrongly(rank: int, world_size: int, folder: str) -> dict[str, str]:
     return found
 
 
+@needs_any_group
 def test_checkpoints_that_would_not_be_whole_are_refused(quartet: World, tmp_path: Path) -> None:
     results = quartet.run(save_wrongly, str(tmp_path))
     for rank, found in enumerate(results):
@@ -270,6 +299,7 @@ def run_the_page(rank: int, world_size: int, folder: str) -> None:
     names["train"](2, 2, folder)
 
 
+@needs_any_group
 def test_the_page_about_it_runs(quartet: World, tmp_path: Path) -> None:
     quartet.run(run_the_page, str(tmp_path))
     assert sorted(path.name for path in tmp_path.glob("tp*/step-*")) == ["step-000000001.0"] * 2

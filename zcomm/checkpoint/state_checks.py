@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from zcomm.checkpoint.agreement import on_every_rank, ranks_of
 from zcomm.ddp.parameters import module_of
+from zcomm.torch_private import checkpoint
 from zcomm.transport.channels import group_of, group_timeout_s, member_of
 from zcomm.transport.failure_notes import CommunicationError
 from zcomm.transport.handshake import Caller
@@ -26,6 +28,7 @@ def checked_caller(what: str, state: Mapping[str, Any], group: Any) -> Caller:
     for optimizer in optimizers:
         _expect_own_group(what, optimizer, ranks_of(group))
         _expect_whole_models(what, optimizer, state.values())
+    _expect_group_for_torch(what, ranks_of(group))
     try:
         importlib.import_module("numpy")
     except ImportError as error:
@@ -35,6 +38,16 @@ def checked_caller(what: str, state: Mapping[str, Any], group: Any) -> Caller:
         ) from error
     own = (optimizer.compressor.timeout_s(group) for optimizer in optimizers)
     return Caller(what, group, min(own, default=group_timeout_s(group)))
+
+
+def _expect_group_for_torch(what: str, ranks: list[int]) -> None:
+    """Refuses a group with which an older torch.distributed.checkpoint fails."""
+    if ranks[0] != 0 and not checkpoint.takes_any_group():
+        raise ValueError(
+            f"rank {dist.get_rank()}: {what}: expected a group whose first rank is 0, got ranks "
+            f"{ranks}: torch {torch.__version__} has no checkpoints of others; install torch 2.8 "
+            "or later"
+        )
 
 
 def _expect_own_group(what: str, optimizer: ZeroOptimizer, ranks: list[int]) -> None:

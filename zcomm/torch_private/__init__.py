@@ -9,7 +9,16 @@ Imports: torch alone. Start with probe.py, then autograd.py, the smallest corner
 
 import importlib
 
-CORNERS = ("autograd", "c10d", "ddp", "foreach", "fsdp", "state_dicts", "tensors")
+CORNERS = (
+    "autograd",
+    "c10d",
+    "checkpoint",
+    "ddp",
+    "foreach",
+    "fsdp",
+    "state_dicts",
+    "tensors",
+)
 
 
 def missing() -> dict[str, str]:
