@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -18,9 +19,11 @@ import torch.distributed as dist
 
 import zcomm
 from failing_training import backward, model
+from zcomm.launch.rank_process import end_with_parent
 
 
 def main(timeout_s: float, steps: int, meet: bool) -> None:
+    end_with_parent(os.getppid())
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ddp = model()
