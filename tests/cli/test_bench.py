@@ -221,6 +221,7 @@ def test_wire_bytes_are_those_that_the_engine_sends(kind: str) -> None:
         ("--factor 1", "expected --factor of 2 or more, got 1"),
         ("--codecs lm9", "--codecs: codec: expected one of"),
         ("--codecs topk", "topk:0.01"),
+        ("--codecs /lm4", "--codecs: codec: expected one of"),
         ("--collectives broadcast", "expected some of all_reduce, reduce_scatter, all_gather"),
         ("--backend nccl", "got 'nccl', which sends tensors of GPUs only"),
         ("--backend carrier-pigeon", "got 'carrier-pigeon', which is not in this torch"),

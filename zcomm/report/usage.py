@@ -1,7 +1,6 @@
 """The command line: help text, wrapped lines, and errors that are the user's to fix."""
 
 import argparse
-import os
 import textwrap
 from pathlib import Path
 
@@ -41,5 +40,12 @@ def expect_writable(path: Path) -> None:
     """Call it before the work starts, not when the result is ready."""
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"expected a file in a folder that exists, got {path}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"expected a file that can be written, got {path}; use another folder")
+    existed = path.exists()
+    try:
+        path.open("a").close()  # permissions alone do not tell: root may write to /proc
+        if not existed:
+            path.unlink(missing_ok=True)  # another rank may have tried, too
+    except OSError as error:
+        raise UsageError(
+            f"expected a file that can be written, got {path} ({error.strerror}); use another folder"
+        ) from error

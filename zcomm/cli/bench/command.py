@@ -198,7 +198,7 @@ def checked_codec(spec: str) -> str:
     """A codec, or local/across for two hops."""
     key = Key("", spec)
     across = zcomm.codec(key.across).spec
-    return f"{zcomm.Hierarchy(key.local, across).local}/{across}" if key.local else across
+    return f"{zcomm.Hierarchy(key.local, across).local}/{across}" if "/" in spec else across
 
 
 def checked_kinds(names: Sequence[str]) -> list[str]:
@@ -221,7 +221,7 @@ def checked_backend(name: str) -> str:
 
 def checked_rate(rate: str | None, hosts: int | None) -> str | None:
     if rate is not None and hosts is None:
-        raise UsageError(f"expected --hosts with --rate, got --rate {rate} alone; add --hosts 2")
+        raise UsageError(f"expected --hosts with --rate, got --rate {rate!r} alone; add --hosts 2")
     if hosts is None:
         return None
     rate = RATE if rate is None else rate

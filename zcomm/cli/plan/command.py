@@ -94,7 +94,7 @@ def checked(args: argparse.Namespace, profile: Profile) -> PlanArguments:
     if args.dtype not in DTYPES:
         raise UsageError(f"--dtype: expected one of {', '.join(DTYPES)}, got {args.dtype!r}")
     step_s = STEP_S if args.step_time is None else args.step_time
-    expect_range("--step-time", step_s, 1e-6, 1e6)
+    expect_range("--step-time", step_s, 1e-6, 1_000_000)
     if not 0 < args.backward_share < 1:
         raise UsageError(f"expected --backward-share between 0 and 1, got {args.backward_share}")
     per_host = args.world // hosts
