@@ -47,5 +47,6 @@ def expect_writable(path: Path) -> None:
             path.unlink(missing_ok=True)  # another rank may have tried, too
     except OSError as error:
         raise UsageError(
-            f"expected a file that can be written, got {path} ({error.strerror}); use another folder"
+            f"expected a file that can be written, got {path} ({error.strerror}); use another "
+            "folder"
         ) from error
