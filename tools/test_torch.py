@@ -33,7 +33,8 @@ def run(areas: dict[str, list[str]], options: list[str]) -> tuple[int, dict[str,
     report = ROOT / f"build/torch-{torch.__version__}.xml"
     report.parent.mkdir(exist_ok=True)
     tests = [path for paths in areas.values() for path in paths]
-    pytest = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options, *tests]
+    # Not `python -m pytest`, which would import zcomm from here in place of the wheel.
+    pytest = [Path(sys.executable).parent / "pytest", f"--junitxml={report}", *options, *tests]
     code = subprocess.run(pytest, cwd=ROOT).returncode
     if code not in ORDINARY_ENDS:
         sys.exit(code)

@@ -90,6 +90,8 @@ ORDINARY = {  # who saved, with a step or before it; who loads; the error
     "Adam": (torch.optim.Adam, 1, torch.optim.AdamW, "class, with decoupled_weight_decay=False"),
     "NAdam": (torch.optim.NAdam, 0, torch.optim.Adamax, "class, with 'momentum_decay'"),
 }
+if "decoupled_weight_decay" not in torch.optim.AdamW([torch.zeros(1)]).param_groups[0]:
+    del ORDINARY["Adam"]  # older versions of torch give both the same options
 
 
 def load_those_of_other_classes(rank: int, world_size: int) -> tuple[dict[str, Raised], Any]:
