@@ -5,7 +5,8 @@
 `store` asks the store through which all of this goes, with a deadline.
 `restarts` warns of a store in which restarted ranks would meet dead ones. `gloo_threads` keeps a
 process that has finished from aborting.
-A new transport (shared memory, for one) goes here, behind the interface of a Channel.
+`shared_memory` gives the ranks of a host memory that they share; nothing uses it yet.
+A new transport goes here, behind the interface of a Channel.
 
 Imports: sharding and below. Start with channels.py.
 """
