@@ -375,6 +375,7 @@ TABLES = {
         ("fsdp_convergence",),
         fsdp_convergence,
     ),
+    "torch-versions": Table(("torch", *TORCH_AREAS), ("torch_versions",), torch_versions),
     "cost-model": Table(COST_MODEL, ("cost_model",), cost_model),
     "monitor-cost": bars("monitor_cost"),
     "convergence": Table(
