@@ -243,7 +243,7 @@ def test_device_that_does_not_come_to_an_end_is_told_at_the_next_step(three_rank
     for rank, (first, then) in enumerate(three_ranks.run(train_on_a_device_that_hangs)):
         assert first.type == "NoneType"
         assert then.type == "CommunicationError"
-        text = "all ranks are alive, but there is no end to bucket 0 of step 0, on the device"
+        text = "all ranks are alive, but this did not finish: bucket 0 of step 0, on the device"
         assert f"rank {rank}: {text}" in then.text
         assert then.seconds < 4
 

@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,14 +40,16 @@ class Rank:
 
     def __init__(self, number: int, prefix: list[str], port: int, args: list[str]) -> None:
         env = {"RANK": number, "WORLD_SIZE": len(HOST_OF), "MASTER_ADDR": "198.18.0.1"}
+        env |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         env |= {"MASTER_PORT": port, "GLOO_SOCKET_IFNAME": hosts.INTERFACE, "OMP_NUM_THREADS": 1}
         self.number = number
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it stays open)
         self.process = subprocess.Popen(
             [*prefix, sys.executable, str(SCRIPT), *args],
             env={**os.environ, **{key: str(value) for key, value in env.items()}},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
         )
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -61,9 +64,16 @@ class Rank:
         """Waits for a line with this key, and a value of at least `least` if it is a number."""
         deadline = time.monotonic() + timeout_s
         while True:
-            said = self._said.get(timeout=max(0.1, deadline - time.monotonic()))
+            said = self._next(deadline, key)
             if key in said and not (isinstance(said[key], int) and said[key] < least):
                 return said
+
+    def _next(self, deadline: float, key: str) -> dict[str, Any]:
+        try:
+            return self._said.get(timeout=max(0.1, deadline - time.monotonic()))
+        except queue.Empty:
+            self._errors.seek(0)
+            pytest.fail(f"rank {self.number} did not say {key!r}: {self._errors.read()}")
 
     def go(self) -> None:
         assert self.process.stdin is not None

@@ -40,10 +40,10 @@ def zero(rank: int) -> Callable[[], Any]:
     return lambda: zcomm.ZeroOptimizer(ddp, optim.SGD, lr=0.1, timeout_s=TIMEOUT_S)
 
 
-def first_backward(rank: int) -> Callable[[], Any]:
+def first_backward(rank: int, world_size: int) -> Raised:
     ddp = model()
     ddp.register_comm_hook(zcomm.HookState(timeout_s=TIMEOUT_S), zcomm.hook)
-    return lambda: backward(ddp)
+    return raised(lambda: backward(ddp) if rank != ABSENT else None)
 
 
 def consolidated_state_dict(rank: int) -> Callable[[], Any]:
@@ -93,10 +93,21 @@ def test_a_call_that_one_rank_does_not_make_ends_in_time(three_ranks: World, nam
     assert [again.text for _, again in found] == ["None"] * 3
 
 
+def test_a_first_backward_that_one_rank_does_not_run_ends_in_time(three_ranks: World) -> None:
+    found = three_ranks.run(first_backward)
+    for rank in (0, 2):
+        assert found[rank].type == "CommunicationError", found[rank].text
+        start = f"rank {rank}: the first backward with HookState: rank 1 (it"
+        assert found[rank].text.startswith(start)
+        assert found[rank].seconds < TIMEOUT_S + 2
+
+
 def call_with_one_bad_argument(rank: int, world_size: int) -> list[Raised]:
     ddp, other = model(), model()
     codec = "lm5" if rank == ABSENT else "lm4"
+    optimizer = zero(rank)()
     return [
+        raised(optimizer.consolidated_state_dict, 7 if rank == ABSENT else 0),
         raised(zcomm.compress, ddp, codec),
         raised(zcomm.ZeroOptimizer, other, optim.SGD, lr=0.1, codec=codec),
         raised(zcomm.compress, ddp),
@@ -106,17 +117,14 @@ def call_with_one_bad_argument(rank: int, world_size: int) -> list[Raised]:
 def test_a_bad_argument_on_one_rank_ends_the_call_for_all_at_once(three_ranks: World) -> None:
     found = three_ranks.run(call_with_one_bad_argument)
     for rank, errors in enumerate(found):
-        for error, name in zip(errors, ("compress", "ZeroOptimizer")):
+        for error, name in zip(errors, ("consolidated_state_dict", "compress", "ZeroOptimizer")):
             if rank == ABSENT:
                 assert error.is_value_error
             else:
                 assert error.type == "CommunicationError"
-                assert (
-                    f"rank {rank}: {name}: rank 1 failed: ValueError: codec: expected one of"
-                    in error.text
-                )
+                assert error.text.startswith(f"rank {rank}: {name}: rank 1 failed: ValueError: ")
             assert error.seconds < 5  # the group's timeout is two minutes
-        assert errors[2].text == "None"
+        assert errors[3].text == "None"
 
 
 def call_differently(rank: int, world_size: int) -> Raised:
@@ -137,8 +145,9 @@ def keys_of_calls(rank: int, world_size: int) -> list[int]:
     """How many keys the store has after each of some calls."""
     ddp, found = model(), []
     for _ in range(4):
-        zcomm.compress(DistributedDataParallel(ddp.module)).close()
-        dist.barrier()
+        handle = zcomm.compress(DistributedDataParallel(ddp.module))
+        dist.barrier()  # all are connected
+        handle.close()
         found.append(c10d.default_store().num_keys())
         dist.barrier()
     return found
@@ -157,8 +166,9 @@ def meet_in_subgroups(rank: int, world_size: int) -> list[Any]:
     groups = [dist.new_group(ranks, timeout=timeout) for ranks in ([0, 1], [1, 2], [0, 2])]
     mine = [group for group in groups if dist.get_rank(group) >= 0]
     found: list[Any] = []
-    if rank == 0:
-        found.append(raised(zcomm.all_reduce, torch.ones(100), group=groups[0]).text)
+    if rank != 1:
+        group = groups[0] if rank == 0 else groups[1]
+        found.append(raised(zcomm.all_reduce, torch.ones(100), group=group).text)
     dist.barrier()
     for group in mine:
         x = torch.full((100,), float(rank))
@@ -168,6 +178,8 @@ def meet_in_subgroups(rank: int, world_size: int) -> list[Any]:
 
 
 def test_subgroups_count_their_own_calls(three_ranks: World) -> None:
-    (missing, *of_0), of_1, of_2 = three_ranks.run(meet_in_subgroups)
-    assert missing.startswith("rank 0: all_reduce: rank 1 (it")
+    (first, *of_0), of_1, (second, *of_2) = three_ranks.run(meet_in_subgroups)
+    # Ranks of the whole world, not of the group.
+    assert first.startswith("rank 0: all_reduce: rank 1 (it")
+    assert second.startswith("rank 2: all_reduce: rank 1 (it")
     assert (of_0, of_1, of_2) == ([0.5, 1.0], [0.5, 1.5], [1.5, 1.0])

@@ -84,7 +84,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
     "Adafactor": (Adafactor, {}, "ValueError", ["Adafactor", "element by element"]),
     "SparseAdam": (SparseAdam, {}, "ValueError", ["SparseAdam", "element by element"]),
     "trust ratio": (Lamb, {}, "ValueError", ["Lamb", "differently from the whole"]),
-    "an object": (SGD([torch.zeros(1)]), {}, "TypeError", ["got an object, a SGD; give the class"]),
+    "an object": (
+        SGD([torch.zeros(1)]),
+        {},
+        "TypeError",
+        ["got an object of class SGD; give"],
+    ),
     "a function": (torch.add, {}, "TypeError", ["expected a class of torch.optim"]),
     "a module": (nn.Linear, {}, "TypeError", ["expected a class of torch.optim", "Linear"]),
     "lr": (AdamW, {"lr": -1.0}, "ValueError", ["Invalid learning rate: -1.0"]),

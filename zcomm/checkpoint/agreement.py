@@ -25,11 +25,11 @@ def ranks_of(group: Any) -> list[int]:
 
 
 def on_every_rank(work: Callable[[], Any], caller: Caller) -> list[Any]:
-    """The results of all ranks. If the disk fails one of them, all raise its error."""
+    """The results of all ranks. If it fails on one of them, all raise its error."""
     done: tuple[Any, str] = None, ""
     try:
         done = work(), ""
-    except OSError as error:
+    except Exception as error:
         done = None, f"{type(error).__name__}: {error}"
     everyone = caller.gather_json(done)
     for rank, (_, failure) in zip(ranks_of(caller.group), everyone):

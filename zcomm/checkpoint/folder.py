@@ -82,7 +82,7 @@ def give_up(root: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)  # other ranks may be removing the same files
 
 
-def publish(new: Path, step: int, keep: int, token: str, wait_s: float) -> str:
+def publish(new: Path, step: int, token: str, wait_s: float) -> str:
     """Makes a whole checkpoint the latest; returns what one that is not whole lacks."""
     lost = waited_for(lambda: lacks_token(new, token) or lacks(new), wait_s)
     if lost:
@@ -98,7 +98,6 @@ def publish(new: Path, step: int, keep: int, token: str, wait_s: float) -> str:
         os.fsync(file.fileno())
     pointer.replace(root / _LATEST)
     _sync(root)
-    _drop_old(root, name, keep)
     return ""
 
 
@@ -117,11 +116,12 @@ def _sync(root: Path) -> None:
         os.close(directory)
 
 
-def _drop_old(root: Path, newest: str, keep: int) -> None:
+def drop_old(root: Path, keep: int) -> None:
     """Keeps the last `keep` that were written; steps may have started again from 0.
 
     One that is not whole does not count, and goes with those that are older than the last kept.
     """
+    newest = latest(root)
     older = [path for path in root.glob(f"{_PREFIX}*") if path.name != newest]
     older.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     kept = 1

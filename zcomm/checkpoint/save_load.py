@@ -55,9 +55,15 @@ def save_checkpoint(
     token = on_rank_0(lambda: disk.begin(new), caller)
     seen = everyone_sees(lambda: disk.lacks_token(new, token), wait_s, caller)
     _expect_shared(root, seen, caller)
-    disk.dcp().save(dict(state), checkpoint_id=new, process_group=caller.group)
-    lost = on_rank_0(lambda: disk.publish(new, step, keep, token, wait_s), caller)
+    try:
+        disk.dcp().save(dict(state), checkpoint_id=new, process_group=caller.group)
+    except BaseException:
+        disk.give_up(root)
+        raise
+    lost = on_rank_0(lambda: disk.publish(new, step, token, wait_s), caller)
     _expect_nothing_lost(root, lost, caller)
+    if dist.get_rank(caller.group) == 0:  # nobody waits for this: it can take long
+        disk.drop_old(root, keep)
 
 
 @tells_others("load_checkpoint", _group_of_call)

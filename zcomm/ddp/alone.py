@@ -14,12 +14,15 @@ from zcomm.ddp.observers import WeakHook
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
 from zcomm.transport.handshake import Caller
 
+# The number of processes, as torchrun, Open MPI, MPICH and srun tell each of them.
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
 
 def is_world_of_one() -> bool:
     """Whether this is the only process; without a process group, as the launcher says."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() == 1
-    return os.environ.get("WORLD_SIZE", "1") == "1"
+    return all(os.environ.get(name, "1") == "1" for name in _WORLD_SIZES)
 
 
 class LoneCaller(Caller):

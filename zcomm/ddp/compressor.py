@@ -33,8 +33,9 @@ from zcomm.transport.handshake import Caller, meet
 class DdpCompressor(Compressor):
     """The compressed all-reduce of one DDP model's gradients; with a sink, reduce-scatter.
 
-    `compared` is what else must be the same on all ranks. In a world of one process the model may
-    be unwrapped: then there are no buckets, and each backward() is a step.
+    `compared` is what else must be the same on all ranks; `what` is how messages name the call. In
+    a world of one process the model may be unwrapped: then there are no buckets, and each
+    backward() is a step.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class DdpCompressor(Compressor):
         settings: Settings,
         scaler: Any,
         compared: Mapping[str, str] | None = None,
+        what: str = "compress",
     ) -> None:
         super().__init__(settings)
+        self._what = what
         self._scaler = scaler
         self.ddp = weakref.ref(ddp)
         self.is_wrapped = isinstance(ddp, DistributedDataParallel)
@@ -104,7 +107,7 @@ class DdpCompressor(Compressor):
         mine |= {"device": self.device.type}
         if self.world_size > 1:
             expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
-        caller = self.caller("ZeroOptimizer" if compared else "compress", self.group)
+        caller = self.caller(self._what, self.group)
         return meet(mine, self.settings.hierarchy, caller, self.rank)
 
     @property

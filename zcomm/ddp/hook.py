@@ -172,14 +172,20 @@ class HookState:
             )
         return Handle(self._compressor, HookSavedState(self._compressor))
 
-    def bind(self, ddp: nn.Module, compared: Mapping[str, str] | None = None) -> DdpCompressor:
+    def bind(
+        self,
+        ddp: nn.Module,
+        compared: Mapping[str, str] | None = None,
+        what: str = "compress",
+    ) -> DdpCompressor:
         """Creates the compressor. A collective call: all ranks must have the same `compared`."""
         if self._compressor is None:
-            self._compressor = DdpCompressor(ddp, self.settings, self.scaler, compared)
+            self._compressor = DdpCompressor(ddp, self.settings, self.scaler, compared, what)
         return self._compressor
 
     def compressor(self, bucket: Any) -> DdpCompressor:
-        return self._compressor or self.bind(_model_of(self, bucket))
+        what = "the first backward with HookState"
+        return self._compressor or self.bind(_model_of(self, bucket), what=what)
 
 
 class HookSavedState(SavedState):

@@ -1,6 +1,6 @@
 """Coder: one layout encoded or decoded, and refused wires traced to the rank that sent them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,11 @@ class Coder:
     With `faults`, decoders leave what they find there; without, a refused wire raises at once.
     """
 
-    def __init__(self, rank: int, threads: int | None, faults: Faults | None) -> None:
-        self._rank, self._threads, self._faults = rank, threads, faults
+    def __init__(
+        self, rank: int, ranks: Sequence[int], threads: int | None, faults: Faults | None
+    ) -> None:
+        self._rank, self._ranks = ranks[rank], ranks  # global ones, for messages
+        self._threads, self._faults = threads, faults
 
     def encode(
         self,
@@ -92,7 +95,8 @@ class Coder:
         place = transit if self._faults is None else str(transit)  # its hop changes later
 
         def refused(error: WireError) -> WireError:
-            rank = sender(error)
+            sent_by = sender(error)
+            rank = None if sent_by is None else self._ranks[sent_by]
             text = f"rank {self._rank}: {place}: corrupted wire from rank {rank}: {error}"
             return WireError(text, rank)
 

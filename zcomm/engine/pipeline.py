@@ -57,7 +57,7 @@ class Pipeline:
         self.counters = Counters()
         self.slots = [Slot(device) for _ in range(SLOTS)]
         self._transport = transport
-        self._coder = Coder(transport.rank, threads, faults)
+        self._coder = Coder(transport.rank, transport.ranks, threads, faults)
         self._shard = self._stage = torch.empty(0, dtype=torch.uint8, device=device)
 
     def stages(self, job: Job) -> tuple[Stage, ...]:

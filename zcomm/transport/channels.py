@@ -82,7 +82,7 @@ class Transport:
         # The groups time out early enough to ask who failed before the deadline.
         grace_s = min(_GRACE_S, timeout_s / 4)
         store = Store(name)
-        self.notes = FailureNotes(store, self.rank, self.world_size, grace_s)
+        self.notes = FailureNotes(store, self.ranks[self.rank], self.ranks, grace_s)
         self.deadline_s = timeout_s - grace_s
         everyone = range(self.world_size)
         # NCCL kills the process at its timeout: that comes after the engine has said why.
@@ -146,10 +146,11 @@ class _Groups:
         try:
             return self._store.answer(connect, timeout.total_seconds())
         except StoreError as error:
-            others = [r for r in members if r != me]
+            everyone = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+            others = [everyone[r] for r in members if r != me]
             raise CommunicationError(
-                f"rank {me}: a rank among {others} died or stopped before all were connected "
-                f"[{in_short(error.__cause__ or error)}]"
+                f"rank {everyone[me]}: a rank among {others} died or stopped before all were "
+                f"connected [{in_short(error.__cause__ or error)}]"
             ) from error
 
     def _make(self, ranks: Iterable[int], name: str) -> Any:

@@ -4,7 +4,7 @@ gloo says that a connection closed or that time ran out, not who is at fault. So
 leaves a note in the store. A rank without a note has died, is stopped, or is busy elsewhere.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic, sleep
@@ -21,10 +21,13 @@ class CommunicationError(RuntimeError):
 
 
 class FailureNotes:
-    """The notes of the ranks of one transport. Nothing here waits longer than `grace_s`."""
+    """The notes of the ranks of one transport. Nothing here waits longer than `grace_s`.
 
-    def __init__(self, store: Store, rank: int, world_size: int, grace_s: float) -> None:
-        self._store, self._rank, self._world_size = store, rank, world_size
+    Ranks are global ones, as users know them, whatever the group.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: Sequence[int], grace_s: float) -> None:
+        self._store, self._rank, self._ranks = store, rank, ranks
         self._grace_s = grace_s
         self._reported = False
         self._looking: Answer | None = None
@@ -75,7 +78,7 @@ class FailureNotes:
             return CommunicationError(
                 f"{me}: {_names(silent)} died or stopped (no answer for {waited} s) in {where}"
             )
-        return CommunicationError(f"{me}: all ranks are alive, but there is no end to {where}")
+        return CommunicationError(f"{me}: all ranks are alive, but this did not finish: {where}")
 
     def disagreement(self, signature: str) -> ValueError:
         """The error of ranks whose signatures differ, with every signature it can get."""
@@ -92,7 +95,7 @@ class FailureNotes:
 
         A rank that has raised may end and take the store along. What was read before counts.
         """
-        silent = [r for r in range(self._world_size) if r != self._rank]
+        silent = [r for r in self._ranks if r != self._rank]
         found: dict[int, str] = {}
         deadline = monotonic() + self._grace_s
         while silent and (left := deadline - monotonic()) > 0:

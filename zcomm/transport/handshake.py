@@ -15,10 +15,10 @@ so a retry meets under the next one.
 import functools
 import hashlib
 import json
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -54,24 +54,24 @@ class Caller(NamedTuple):
 
         Keep them short: every rank reads all of them from the store.
         """
-        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        if world_size == 1:
+        if dist.get_world_size(self.group) == 1:
             return [mine]
-        meeting = _Meeting(self, rank, world_size)
+        meeting = _Meeting(self)
         try:
             # The meeting itself ends in time, unless the store does not answer.
-            found = Store("").answer(lambda store: meeting.hold(store, mine), self.timeout_s + 1)
+            found = Store("").answer(lambda store: meeting.hold(store, mine), self.timeout_s + 0.5)
         except StoreError as lost:
+            meeting.given_up = True
             raise CommunicationError(
-                f"rank {rank}: {self.what}: {lost}: its process died or stopped, or its host "
+                f"rank {meeting.me}: {self.what}: {lost}: its process died or stopped, or its host "
                 "cannot be reached"
             ) from lost
         if isinstance(found, CommunicationError):
             raise found
         names = [record.split(b"\0", 1)[0].decode() for record in found]
         if len(set(names)) > 1:
-            each = "; ".join(f"rank {r}: {name}" for r, name in enumerate(names))
-            raise ValueError(f"rank {rank}: expected the same call on all ranks, got {each}")
+            each = "; ".join(f"rank {r}: {name}" for r, name in zip(meeting.ranks, names))
+            raise ValueError(f"rank {meeting.me}: expected the same call on all ranks, got {each}")
         return [record.split(b"\0", 1)[1] for record in found]
 
     def gather_json(self, mine: Any) -> list[Any]:
@@ -79,42 +79,46 @@ class Caller(NamedTuple):
 
 
 class _Meeting:
-    """One rank's side of a call, in the store."""
+    """One rank's side of a call, in the store. Ranks are global ones, as in torch's messages."""
 
-    def __init__(self, caller: Caller, rank: int, world_size: int) -> None:
-        self._caller, self._rank, self._world_size = caller, rank, world_size
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
         self._deadline = monotonic() + caller.timeout_s
         self._name = c10d.name_of(caller.group)
-        self._ranks = dist.get_process_group_ranks(caller.group or dist.group.WORLD)
+        self.ranks = dist.get_process_group_ranks(caller.group or dist.group.WORLD)
+        self.me = dist.get_rank()
+        # Here, in the caller's thread: the number is used up, however the call ends.
         self._counts = _counts()
-        self._number = 0
+        self._number = self._counts[self._name] = self._counts[self._name] + 1
+        self.given_up = False  # a store that wakes up later must not see it go on
 
     def hold(self, store: Any, mine: bytes) -> list[bytes] | CommunicationError:
         """Arrives and waits for the others, or for the end of the call; returns how it ended."""
+        store = _UntilGivenUp(store, self)
         self._begin(store)
-        store.set(f"last/{self._ranks[self._rank]}", self._caller.what)
-        store.set(self._key(self._rank), self._caller.what.encode() + b"\0" + mine)
-        if store.add(self._key("arrived"), 1) == self._world_size:
+        store.set(f"last/{self.me}", self._caller.what)
+        store.set(self._key(self.me), self._caller.what.encode() + b"\0" + mine)
+        if store.add(self._key("arrived"), 1) == len(self.ranks):
             self._finish(store, _COMPLETE)
         end = self._wait(store)
         if end == _COMPLETE:
             self._forget_last(store)
-            return [store.get(self._key(rank)) for rank in range(self._world_size)]
+            return [store.get(self._key(rank)) for rank in self.ranks]
         return self._error(store, end)
 
     def fail(self, store: Any, error: BaseException) -> None:
         """Ends the call for everyone, before this rank has come to it."""
+        store = _UntilGivenUp(store, self)
         self._begin(store)
         text = f"{type(error).__name__}: {error}"
-        store.set(f"last/{self._ranks[self._rank]}", f"{self._caller.what}, which raised {text}")
-        self._finish(store, f"{_FAILED}rank {self._rank} failed: {text}")
+        store.set(f"last/{self.me}", f"{self._caller.what}, which raised {text}")
+        self._finish(store, f"{_FAILED}rank {self.me} failed: {text}")
 
     def _begin(self, store: Any) -> None:
-        """Takes the next number that nobody has abandoned."""
-        self._number = self._counts[self._name] + 1
-        while self._end(store) == _ABANDONED:
+        """Skips numbers that are over: abandoned, or complete in an earlier life of the group."""
+        while self._end(store) in (_ABANDONED, _COMPLETE):
             self._number += 1
-        self._counts[self._name] = self._number
+        self._counts[self._name] = max(self._number, self._counts[self._name])
 
     def _wait(self, store: Any) -> str:
         rest_s = 0.0005
@@ -127,8 +131,8 @@ class _Meeting:
 
     def _forget_last(self, store: Any) -> None:
         """All ranks have come, so none will look at the call before this one again."""
-        shared = ("arrived", "end") if self._rank == 0 else ()
-        for last in (self._rank, *shared):
+        shared = ("arrived", "end") if self.me == self.ranks[0] else ()
+        for last in (self.me, *shared):
             store.delete_key(self._key(last, -1))
 
     def _key(self, last: object, later: int = 0) -> str:
@@ -143,11 +147,10 @@ class _Meeting:
         return end
 
     def _error(self, store: Any, end: str) -> CommunicationError:
-        what = f"rank {self._rank}: {self._caller.what}"
+        what = f"rank {self.me}: {self._caller.what}"
         if end.startswith(_FAILED):
             return CommunicationError(f"{what}: {end.removeprefix(_FAILED)}")
-        ranks = range(self._world_size)
-        missing = [rank for rank in ranks if not store.check([self._key(rank)])]
+        missing = [rank for rank in self.ranks if not store.check([self._key(rank)])]
         who = ", ".join(f"rank {rank} ({self._instead(store, rank)})" for rank in missing)
         return CommunicationError(
             f"{what}: {who or 'a rank'} did not come within {self._caller.timeout_s:g} s; all "
@@ -156,10 +159,22 @@ class _Meeting:
 
     def _instead(self, store: Any, rank: int) -> str:
         """What a rank that did not come does instead, as far as the store knows."""
-        key = f"last/{self._ranks[rank]}"
+        key = f"last/{rank}"
         if not store.check([key]):
             return "it has called nothing of zcomm"
         return f"its last call of zcomm was {store.get(key).decode()}"
+
+
+class _UntilGivenUp:
+    """A store that a meeting may use until its caller has given it up."""
+
+    def __init__(self, store: Any, meeting: _Meeting) -> None:
+        self._store, self._meeting = store, meeting
+
+    def __getattr__(self, name: str) -> Any:
+        if self._meeting.given_up:
+            sys.exit()  # this thread; nobody waits for it
+        return getattr(self._store, name)
 
 
 def _counts() -> Counter[str]:
@@ -179,8 +194,10 @@ def tells_others(
             before = _count(group)
             try:
                 return call(*args, **kwargs)
+            except CommunicationError:
+                raise  # the others know
             except Exception as error:
-                if group is not None and _count(group) == before:
+                if _count(group) == before:
                     _tell(Caller(what, group, _TELL_S), error)
                 raise
 
@@ -190,15 +207,22 @@ def tells_others(
 
 
 def _count(group: Any) -> int:
-    return 0 if group is None else _counts()[c10d.name_of(group)]
+    """The calls of a group so far; 0 for what is no group of this rank."""
+    return _counts()[c10d.name_of(group)] if _is_member(group) else 0
+
+
+def _is_member(group: Any) -> bool:
+    return isinstance(group, dist.ProcessGroup) and dist.get_rank(group) >= 0
 
 
 def _tell(caller: Caller, error: BaseException) -> None:
-    rank, world_size = dist.get_rank(caller.group), dist.get_world_size(caller.group)
-    if rank >= 0 and world_size > 1:
-        meeting = _Meeting(caller, rank, world_size)
-        with suppress(StoreError):  # if the store is gone, the others find out by themselves
-            Store("").answer(lambda store: meeting.fail(store, error), caller.timeout_s)
+    if not _is_member(caller.group) or dist.get_world_size(caller.group) == 1:
+        return
+    meeting = _Meeting(caller)
+    try:
+        Store("").answer(lambda store: meeting.fail(store, error), caller.timeout_s)
+    except StoreError:
+        meeting.given_up = True  # the store is gone: the others find out by themselves
 
 
 def meet(

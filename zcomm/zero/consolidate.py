@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zcomm.sharding.checkpoint_tensors import StateShard
-from zcomm.transport.handshake import agree
+from zcomm.transport.handshake import agree, tells_others
 from zcomm.zero.elementwise import ELEMENT, options_of
 from zcomm.zero.groups import ShardedGroups
 from zcomm.zero.shards import Shard
@@ -26,6 +26,11 @@ def is_ordinary_state(state: object) -> bool:
     return isinstance(state, Mapping) and set(state) == {"state", "param_groups"}
 
 
+def _group_of(groups: ShardedGroups, *_: Any, **__: Any) -> Any:
+    return groups.compressor.group
+
+
+@tells_others("consolidated_state_dict", _group_of)
 def consolidate(groups: ShardedGroups, to: int, initial: bool = False) -> dict[str, Any] | None:
     """Collective: returns the state on rank `to`, None on the others.
 
@@ -63,6 +68,7 @@ def numbered_groups(groups: ShardedGroups) -> list[dict[str, Any]]:
     ]
 
 
+@tells_others("load_state_dict", _group_of)
 def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> None:
     """Collective: each rank takes its runs from its own copy of the state, or is sent them."""
     compressor, state = groups.compressor, state and _by_number(state)
@@ -96,6 +102,11 @@ def _by_number(state: Mapping[str, Any]) -> dict[str, Any]:
 
     torch's set_optimizer_state_dict calls them by name.
     """
+    if not all("params" in group for group in state["param_groups"]):
+        raise ValueError(
+            "load_state_dict: expected the state of a torch optimizer, with 'params' in each of "
+            "its param_groups, got one without; give what optimizer.state_dict() returned"
+        )
     names = [name for group in state["param_groups"] for name in group["params"]]
     held = state["state"]
     numbered = {number: held[name] for number, name in enumerate(names) if name in held}

@@ -34,7 +34,7 @@ class OptimizerSpec:
     def __post_init__(self) -> None:
         given = self.optimizer_class
         if not (isinstance(given, type) and issubclass(given, Optimizer)):
-            name = getattr(given, "__name__", f"an object, a {type(given).__name__}")
+            name = getattr(given, "__name__", f"an object of class {type(given).__name__}")
             raise TypeError(
                 f"ZeroOptimizer: expected a class of torch.optim, such as torch.optim.AdamW, got "
                 f"{name}; give the class and its arguments: "

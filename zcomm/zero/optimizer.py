@@ -104,7 +104,7 @@ class ZeroOptimizer(Optimizer):
         for group in self.param_groups:
             spec.state_kinds(group)
         both = compared(spec, param_settings, self.param_groups, named)
-        self.compressor = hook_state.bind(model, both)
+        self.compressor = hook_state.bind(model, both, "ZeroOptimizer")
         self.handle = hook_state.handle
         self._gradients = self._make_gradients(model)
         self._groups = ShardedGroups(

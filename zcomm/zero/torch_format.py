@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zcomm.sharding.shaped_shards import ShapedShard
 from zcomm.torch_private.state_dicts import Asked
+from zcomm.transport.handshake import agree
 from zcomm.zero.consolidate import consolidate, numbered_groups
 from zcomm.zero.elementwise import ELEMENT
 from zcomm.zero.gradients import gather_run
@@ -62,6 +63,11 @@ def state_dict(groups: ShardedGroups, asked: Asked) -> dict[str, Any]:
     groups.compressor.synchronize()
     if asked.on_rank_0:
         return consolidate(groups, 0, initial=True) or {"state": {}, "param_groups": []}
+    if asked.full:
+        compressor = groups.compressor
+        agree(
+            {}, [compressor.caller("get_optimizer_state_dict", compressor.group)], compressor.rank
+        )
     state = {
         index: _saved(groups, shard, kinds, asked.full)
         for index, shard, kinds in groups.numbered()
