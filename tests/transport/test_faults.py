@@ -58,7 +58,8 @@ class Rank:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._said.put(json.loads(line))
+            if not line.startswith("[Gloo]"):  # torch 2.9 prints its connections
+                self._said.put(json.loads(line))
 
     def says(self, key: str, least: int = 0, timeout_s: float = 60.0) -> dict[str, Any]:
         """Waits for a line with this key, and a value of at least `least` if it is a number."""
