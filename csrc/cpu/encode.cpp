@@ -16,8 +16,11 @@ namespace {
 // section of every codec.
 constexpr std::int64_t kChecksumStep = 4096;
 
-// Small enough that v, e and the work buffers stay in L1; whole blocks.
-int tile_elements(const Segment& segment) { return std::max(512, 1 << segment.log2_block); }
+// Small enough that v, e and the work buffers stay in L1; whole blocks. Long tiles hide more of the
+// latency of what lm* does once per block.
+int tile_elements(const Segment& segment) {
+  return std::max(is_lm(segment.codec) ? kTileSize : 512, 1 << segment.log2_block);
+}
 
 void store_blocks(const ResidualTile& residual, const Segment& segment, std::int64_t a, int n,
                   const float* e, bool direct, const std::uint8_t* kept) {
@@ -38,9 +41,9 @@ void store_blocks(const ResidualTile& residual, const Segment& segment, std::int
 
 void encode_block_tile(const EncodeArgs& args, const Segment& segment, const ResidualTile& residual,
                        std::int64_t a, int n) {
-  alignas(64) float v[kTileSize], buffer[kTileSize];
+  alignas(64) float loaded[kTileSize], buffer[kTileSize];
   std::uint8_t kept[kTileBlocks] = {};
-  residual.load(a, n, v);
+  const float* const v = residual.values(a, n, loaded);
   float* const direct = residual.direct(a);
   float* const e = direct ? direct : residual.any() ? buffer : nullptr;
   encode_tile(*args.kernels, segment.codec, segment.log2_block, v, n,

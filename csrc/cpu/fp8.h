@@ -44,7 +44,7 @@ void encode_fp8(const float* v, std::size_t blocks, int log2_block, std::uint8_t
   }
 }
 
-struct Fp8Values {
+struct Fp8Values : Values32 {
   INLINE void operator()(const std::uint8_t* codes, F* q) const {
     I c[kGroup];
     unpack32_u8(codes, c);

@@ -91,7 +91,7 @@ struct Kernels {
 
 // Elements that are checked and then decoded in one step, for blocks of up to 512 and codes of this
 // width: a few KiB of each wire. The decoder fetches this far ahead.
-constexpr int elements_per_step(int width) { return width < 8 ? 4096 : 2048; }
+constexpr int elements_per_step(int width) { return width < 8 ? 8192 : 2048; }
 
 // The largest tile, and how many blocks it can hold.
 inline constexpr int kTileSize = 1024;

@@ -7,6 +7,7 @@ constexpr int kLanes = 8;
 typedef float F __attribute__((vector_size(32)));
 typedef std::int32_t I __attribute__((vector_size(32)));
 typedef std::uint32_t U __attribute__((vector_size(32)));
+typedef std::uint8_t B __attribute__((vector_size(32)));
 
 INLINE F load_f(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
 INLINE void store_f(void* p, F x) { _mm256_storeu_ps(static_cast<float*>(p), x); }
@@ -63,24 +64,50 @@ INLINE float lane_tree(F x) {
   return _mm_cvtss_f32(t);
 }
 
-// The Hadamard strides inside a vector: lower lane a + b, upper lane a - b. The product is exact.
-INLINE F lane_butterflies(F x) {
-  F other = _mm256_permute_ps(x, 0xb1);
-  x = _mm256_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1}, other);
-  other = _mm256_permute_ps(x, 0x4e);
-  x = _mm256_fmadd_ps(x, F{1, 1, -1, -1, 1, 1, -1, -1}, other);
-  other = _mm256_permute2f128_ps(x, x, 1);
-  return _mm256_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1}, other);
+// Hadamard strides inside a vector: lower lane a + b, upper lane a - b. The product is exact.
+constexpr int kLaneStrides = 3;
+template <int I>
+INLINE F lane_butterfly(F x) {
+  if constexpr (I == 0)
+    return _mm256_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1}, _mm256_permute_ps(x, 0xb1));
+  if constexpr (I == 1)
+    return _mm256_fmadd_ps(x, F{1, 1, -1, -1, 1, 1, -1, -1}, _mm256_permute_ps(x, 0x4e));
+  return _mm256_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1}, _mm256_permute2f128_ps(x, x, 1));
 }
 
-// 32 codes of 8 lanes x 4 as bytes: within each half of a vector four codes of each in turn.
-INLINE __m256i pack_halves(const I* c) {
-  return _mm256_packs_epi16(_mm256_packs_epi32((__m256i)c[0], (__m256i)c[1]),
-                            _mm256_packs_epi32((__m256i)c[2], (__m256i)c[3]));
+// The lanes of each of four vectors folded to one number, in the order of the halving tree.
+template <class Op>
+INLINE __m128 fold4(const F* t, Op op) {
+  const F ab =
+      op(_mm256_permute2f128_ps(t[0], t[1], 0x20), _mm256_permute2f128_ps(t[0], t[1], 0x31));
+  const F cd =
+      op(_mm256_permute2f128_ps(t[2], t[3], 0x20), _mm256_permute2f128_ps(t[2], t[3], 0x31));
+  F x = op(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  x = op(x, _mm256_permute_ps(x, 0xb1));  // a a c c, b b d d
+  return _mm_blend_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1), 0xa);
 }
-// The same bytes in the order of the codes.
-INLINE __m256i join_halves(__m256i bytes) {
-  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+
+INLINE B repeat_16(const std::uint8_t* p) {
+  return (B)_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// Within the halves of a vector.
+INLINE B shuffle_bytes(B x, B i) { return (B)_mm256_shuffle_epi8((__m256i)x, (__m256i)i); }
+INLINE B zip_low_bytes(B x, B y) { return (B)_mm256_unpacklo_epi8((__m256i)x, (__m256i)y); }
+INLINE B zip_high_bytes(B x, B y) { return (B)_mm256_unpackhi_epi8((__m256i)x, (__m256i)y); }
+INLINE B zip_low_pairs(B x, B y) { return (B)_mm256_unpacklo_epi16((__m256i)x, (__m256i)y); }
+INLINE B zip_high_pairs(B x, B y) { return (B)_mm256_unpackhi_epi16((__m256i)x, (__m256i)y); }
+// All ones where the sign bit is set.
+INLINE B all_signs(B x) { return (B)_mm256_cmpgt_epi8(_mm256_setzero_si256(), (__m256i)x); }
+INLINE I floor_int(F x) { return (I)_mm256_cvtps_epi32(_mm256_floor_ps(x)); }
+
+// The lanes of four vectors as signed bytes: within each half of a vector four of each in turn.
+INLINE B pack_halves(const I* c) {
+  return (B)_mm256_packs_epi16(_mm256_packs_epi32((__m256i)c[0], (__m256i)c[1]),
+                               _mm256_packs_epi32((__m256i)c[2], (__m256i)c[3]));
+}
+// The same bytes in order.
+INLINE __m256i join_halves(B bytes) {
+  return _mm256_permutevar8x32_epi32((__m256i)bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 #include "cpu/store_codes.h"
@@ -88,6 +115,21 @@ INLINE __m256i join_halves(__m256i bytes) {
 template <int Width>
 INLINE void pack32(const I* c, std::uint8_t* out) {
   store_codes(std::integral_constant<int, Width>{}, join_halves(pack_halves(c)), out);
+}
+
+// Stores the codes of `Vectors` vectors that pack_halves() left; higher bits are 0.
+template <int Width, int Vectors>
+INLINE void store_halves(B bytes, std::uint8_t* out) {
+  static_assert(Vectors == 4);
+  if constexpr (Width == 4) {
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)bytes, _mm256_set1_epi16(0x1001));
+    const __m256i packed = _mm256_packus_epi16(pairs, pairs);
+    const __m128i joined =
+        _mm_unpacklo_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), joined);
+  } else {
+    store_codes(std::integral_constant<int, Width>{}, join_halves(bytes), out);
+  }
 }
 
 // 32 bytes, sign-extended, as floats.
@@ -103,30 +145,6 @@ INLINE void unpack32_u8(const std::uint8_t* codes, I* c) {
     c[i] = (I)_mm256_cvtepu8_epi32(bytes);
   }
 }
-
-// Up to 16 floats of 8 significant bits, as their two upper bytes, for a byte shuffle.
-struct ByteLut {
-  __m256i low, high;
-  INLINE ByteLut(const float* values, int count) {
-    alignas(16) std::uint8_t lo[16] = {}, hi[16] = {};
-    for (int i = 0; i < count; ++i) {
-      lo[i] = static_cast<std::uint8_t>(bits(values[i]) >> 16);
-      hi[i] = static_cast<std::uint8_t>(bits(values[i]) >> 24);
-    }
-    low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(lo)));
-    high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(hi)));
-  }
-  // Codes as pack_halves() leaves them, to floats in order.
-  INLINE void operator()(__m256i codes, F* q) const {
-    const __m256i lo = _mm256_shuffle_epi8(low, codes), hi = _mm256_shuffle_epi8(high, codes);
-    const __m256i a = _mm256_unpacklo_epi8(lo, hi), b = _mm256_unpackhi_epi8(lo, hi);
-    const __m256i zero = _mm256_setzero_si256();
-    q[0] = (F)_mm256_unpacklo_epi16(zero, a);
-    q[1] = (F)_mm256_unpackhi_epi16(zero, a);
-    q[2] = (F)_mm256_unpacklo_epi16(zero, b);
-    q[3] = (F)_mm256_unpackhi_epi16(zero, b);
-  }
-};
 
 // 2^Width floats of 8 significant bits.
 template <int Width>
@@ -149,7 +167,7 @@ INLINE void lookup32(const Lut<4>& lut, const std::uint8_t* codes, F* q) {
                        -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1);
   const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
   const __m256i c = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(packed), order);
-  lut.bytes(_mm256_and_si256(_mm256_or_si256(c, _mm256_slli_epi16(c, 4)), _mm256_set1_epi8(15)), q);
+  lut.bytes((B)(_mm256_or_si256(c, _mm256_slli_epi16(c, 4))) & 15, q);
 }
 INLINE void lookup32(const Lut<3>& lut, const std::uint8_t* codes, F* q) {
   for (int i = 0; i < 4; ++i) {
@@ -169,20 +187,40 @@ INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
   }
 }
 
-// 32 values to packed codes and levels; the cells are found on bytes, 32 at a time.
+// lm4 only: 64 codes as bytes, then as halves of floats. Vector p, lane d: code 32 * d2 + 16 * p2 +
+// 8 * d1 + 4 * d0 + 2 * p1 + p0, where p1 is bit 1 of p.
 template <int Width>
-struct LmQuantiser {
-  ByteLut levels;
+constexpr bool kHasColumns = Width == 4;
 
-  INLINE LmQuantiser() : levels(Lm<Width>::levels(), Lm<Width>::kLevels) {}
-  INLINE void operator()(const F* y, F gain, F* level, std::uint8_t* codes) const {
-    I t[4];
-    for (int g = 0; g < 4; ++g) t[g] = (I)_mm256_cvtps_epi32(_mm256_floor_ps(y[g] * gain));
-    const __m256i bytes = lm_codes<Width>(pack_halves(t));
-    levels(bytes, level);
-    store_codes(std::integral_constant<int, Width>{}, join_halves(bytes), codes);
+template <int Width>
+INLINE void lookup_columns(const Lut<Width>& lut, const std::uint8_t* codes, F* q) {
+  const B packed = (B)load_i(codes);
+  for (int odd = 0; odd < 2; ++odd) {
+    const B c = odd ? packed >> 4 : packed & 15;
+    const B lo = shuffle_bytes(lut.bytes.low, c), hi = shuffle_bytes(lut.bytes.high, c);
+    for (int upper = 0; upper < 2; ++upper) {
+      const U pairs = (U)(upper ? zip_high_bytes(lo, hi) : zip_low_bytes(lo, hi));
+      q[4 * upper + odd] = (F)(pairs << 16);
+      q[4 * upper + 2 + odd] = (F)(pairs & 0xffff0000u);
+    }
   }
-};
+}
+
+// The strides of H that fit into the eight vectors of lookup_columns().
+INLINE void hadamard_columns(F* x) {
+  const auto first = [&](F a, F) ALWAYS { return a; };
+  const auto second = [&](F, F b) ALWAYS { return b; };
+  const auto even = [&](F a, F b) ALWAYS { return (F)_mm256_shuffle_ps(a, b, 0x88); };
+  const auto odd = [&](F a, F b) ALWAYS { return (F)_mm256_shuffle_ps(a, b, 0xdd); };
+  const auto low = [&](F a, F b) ALWAYS { return (F)_mm256_permute2f128_ps(a, b, 0x20); };
+  const auto high = [&](F a, F b) ALWAYS { return (F)_mm256_permute2f128_ps(a, b, 0x31); };
+  swap_butterflies<1>(x, first, second);
+  swap_butterflies<2>(x, first, second);
+  swap_butterflies<1>(x, even, odd);  // stride 4 takes the place of stride 1
+  swap_butterflies<2>(x, even, odd);  // 8 that of 2
+  swap_butterflies<4>(x, first, second);
+  swap_butterflies<1>(x, low, high);  // 32 that of 4
+}
 
 // Appends the lanes of x where mask is set.
 INLINE std::size_t append(std::uint32_t* to, I x, I mask) {

@@ -7,6 +7,7 @@ constexpr int kLanes = 16;
 typedef float F __attribute__((vector_size(64)));
 typedef std::int32_t I __attribute__((vector_size(64)));
 typedef std::uint32_t U __attribute__((vector_size(64)));
+typedef std::uint8_t B __attribute__((vector_size(64)));
 
 INLINE F load_f(const void* p) { return _mm512_loadu_ps(p); }
 INLINE void store_f(void* p, F x) { _mm512_storeu_ps(p, x); }
@@ -60,16 +61,21 @@ INLINE float lane_tree(F x) {
   return _mm_cvtss_f32(t);
 }
 
-// The Hadamard strides inside a vector: lower lane a + b, upper lane a - b. The product is exact.
-INLINE F lane_butterflies(F x) {
-  F other = _mm512_permute_ps(x, 0xb1);
-  x = _mm512_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1}, other);
-  other = _mm512_permute_ps(x, 0x4e);
-  x = _mm512_fmadd_ps(x, F{1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1}, other);
-  other = _mm512_shuffle_f32x4(x, x, 0xb1);
-  x = _mm512_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1}, other);
-  other = _mm512_shuffle_f32x4(x, x, 0x4e);
-  return _mm512_fmadd_ps(x, F{1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1}, other);
+// Hadamard strides inside a vector: lower lane a + b, upper lane a - b. The product is exact.
+constexpr int kLaneStrides = 4;
+template <int I>
+INLINE F lane_butterfly(F x) {
+  if constexpr (I == 0)
+    return _mm512_fmadd_ps(x, F{1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1},
+                           _mm512_permute_ps(x, 0xb1));
+  if constexpr (I == 1)
+    return _mm512_fmadd_ps(x, F{1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1},
+                           _mm512_permute_ps(x, 0x4e));
+  if constexpr (I == 2)
+    return _mm512_fmadd_ps(x, F{1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1},
+                           _mm512_shuffle_f32x4(x, x, 0xb1));
+  return _mm512_fmadd_ps(x, F{1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1},
+                         _mm512_shuffle_f32x4(x, x, 0x4e));
 }
 
 // 32 codes of 16 lanes x 2 to 32 bytes in order.
@@ -77,7 +83,59 @@ INLINE __m256i pack_bytes(const I* c) {
   return _mm256_set_m128i(_mm512_cvtepi32_epi8((__m512i)c[1]), _mm512_cvtepi32_epi8((__m512i)c[0]));
 }
 
+// The lanes of each of four vectors folded to one number, in the order of the halving tree.
+template <class Op>
+INLINE __m128 fold4(const F* t, Op op) {
+  const F ab = op(_mm512_shuffle_f32x4(t[0], t[1], 0x44), _mm512_shuffle_f32x4(t[0], t[1], 0xee));
+  const F cd = op(_mm512_shuffle_f32x4(t[2], t[3], 0x44), _mm512_shuffle_f32x4(t[2], t[3], 0xee));
+  F x = op(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  x = op(x, _mm512_permute_ps(x, 0x4e));
+  x = op(x, _mm512_permute_ps(x, 0xb1));  // a quarter for each
+  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+  return _mm256_castps256_ps128(_mm512_castps512_ps256(_mm512_permutexvar_ps(first, x)));
+}
+
+INLINE B repeat_16(const std::uint8_t* p) {
+  return (B)_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// Within the quarters of a vector.
+INLINE B shuffle_bytes(B x, B i) { return (B)_mm512_shuffle_epi8((__m512i)x, (__m512i)i); }
+INLINE B zip_low_bytes(B x, B y) { return (B)_mm512_unpacklo_epi8((__m512i)x, (__m512i)y); }
+INLINE B zip_high_bytes(B x, B y) { return (B)_mm512_unpackhi_epi8((__m512i)x, (__m512i)y); }
+INLINE B zip_low_pairs(B x, B y) { return (B)_mm512_unpacklo_epi16((__m512i)x, (__m512i)y); }
+INLINE B zip_high_pairs(B x, B y) { return (B)_mm512_unpackhi_epi16((__m512i)x, (__m512i)y); }
+// All ones where the sign bit is set.
+INLINE B all_signs(B x) { return (B)_mm512_movm_epi8(_mm512_movepi8_mask((__m512i)x)); }
+INLINE I floor_int(F x) {
+  return (I)_mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+
+// The lanes of four vectors as signed bytes: within each quarter of a vector four of each in turn.
+INLINE B pack_halves(const I* c) {
+  return (B)_mm512_packs_epi16(_mm512_packs_epi32((__m512i)c[0], (__m512i)c[1]),
+                               _mm512_packs_epi32((__m512i)c[2], (__m512i)c[3]));
+}
+// The same bytes in order.
+INLINE __m512i join_halves(B bytes) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, (__m512i)bytes);
+}
+
 #include "cpu/store_codes.h"
+
+// Stores the codes of `Vectors` vectors that pack_halves() left; higher bits are 0.
+template <int Width, int Vectors>
+INLINE void store_halves(B bytes, std::uint8_t* out) {
+  const __m512i joined = join_halves(bytes);
+  if constexpr (Width == 4 && Vectors == 4) {
+    const __m512i pairs = _mm512_maddubs_epi16(joined, _mm512_set1_epi16(0x1001));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(pairs));
+  } else {
+    constexpr std::integral_constant<int, Width> width;
+    store_codes(width, _mm512_castsi512_si256(joined), out);
+    if (Vectors == 4) store_codes(width, _mm512_extracti64x4_epi64(joined, 1), out + 4 * Width);
+  }
+}
 
 template <int Width>
 INLINE void pack32(const I* c, std::uint8_t* out) {
@@ -135,24 +193,47 @@ INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
   q[1] = lut(_mm512_srlv_epi32(_mm512_set1_epi32(load<int>(codes + 4)), shifts));
 }
 
-// 32 values to packed codes and levels; the cells are found on bytes, 32 at a time.
-template <int Width>
-struct LmQuantiser {
-  Lut<Width> levels;
+// 128 codes to 16 lanes of 8, each in the lowest bits.
+INLINE __m512i lanes_of_8(const Lut<4>&, const std::uint8_t* codes) {
+  return _mm512_loadu_si512(codes);
+}
+INLINE __m512i lanes_of_8(const Lut<3>&, const std::uint8_t* codes) {
+  const __m512i quarters =
+      _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11),
+                               _mm512_maskz_loadu_epi32(0x0fff, codes));
+  static constexpr std::uint8_t order[16] = {0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11};
+  return (__m512i)shuffle_bytes((B)quarters, repeat_16(order));
+}
+INLINE __m512i lanes_of_8(const Lut<2>&, const std::uint8_t* codes) {
+  return _mm512_cvtepu16_epi32(load_256(codes));
+}
 
-  INLINE LmQuantiser() : levels(Lm<Width>::levels()) {}
-  static INLINE __m128i floor_bytes(F x) {
-    return _mm512_cvtsepi32_epi8(
-        _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
-  }
-  INLINE void operator()(const F* y, F gain, F* level, std::uint8_t* codes) const {
-    const __m256i t = _mm256_set_m128i(floor_bytes(y[1] * gain), floor_bytes(y[0] * gain));
-    const __m256i bytes = lm_codes<Width>(t);
-    level[0] = levels(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(bytes)));
-    level[1] = levels(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(bytes, 1)));
-    store_codes(std::integral_constant<int, Width>{}, bytes, codes);
-  }
-};
+template <int Width>
+constexpr bool kHasColumns = true;
+
+// Vector p, lane d: code 8 * d + p.
+template <int Width>
+INLINE void lookup_columns(const Lut<Width>& lut, const std::uint8_t* codes, F* q) {
+  const U words = (U)lanes_of_8(lut, codes);
+  for (int p = 0; p < 8; ++p) q[p] = lut((__m512i)(words >> (Width * p)));
+}
+
+// The strides of H that fit into the eight vectors of lookup_columns().
+INLINE void hadamard_columns(F* x) {
+  const auto first = [&](F a, F) ALWAYS { return a; };
+  const auto second = [&](F, F b) ALWAYS { return b; };
+  const auto even = [&](F a, F b) ALWAYS { return (F)_mm512_shuffle_ps(a, b, 0x88); };
+  const auto odd = [&](F a, F b) ALWAYS { return (F)_mm512_shuffle_ps(a, b, 0xdd); };
+  const auto even4 = [&](F a, F b) ALWAYS { return (F)_mm512_shuffle_f32x4(a, b, 0x88); };
+  const auto odd4 = [&](F a, F b) ALWAYS { return (F)_mm512_shuffle_f32x4(a, b, 0xdd); };
+  swap_butterflies<1>(x, first, second);
+  swap_butterflies<2>(x, first, second);
+  swap_butterflies<4>(x, first, second);
+  swap_butterflies<1>(x, even, odd);    // stride 8 takes the place of stride 1
+  swap_butterflies<2>(x, even, odd);    // 16 that of 2
+  swap_butterflies<4>(x, even4, odd4);  // 32 that of 4
+  swap_butterflies<1>(x, even4, odd4);  // 64 that of 8
+}
 
 // Appends the lanes of x where mask is set.
 INLINE std::size_t append(std::uint32_t* to, I x, I mask) {

@@ -14,14 +14,15 @@ INLINE void with_block(int log2_block, Body body) {
   }
 }
 
-INLINE std::uint32_t block_absmax(const float* v, int n) {
+INLINE I absmax_lanes(const float* v, int n) {
   I a = splat_i(0), b = a;
   for (int i = 0; i < n; i += 2 * kLanes) {
     a = imax(a, (I)load_f(v + i) & 0x7fffffff);
     b = imax(b, (I)load_f(v + i + kLanes) & 0x7fffffff);
   }
-  return hmax(imax(a, b));
+  return imax(a, b);
 }
+INLINE std::uint32_t block_absmax(const float* v, int n) { return hmax(absmax_lanes(v, n)); }
 
 // The steps of the halving tree between vectors: term(k) is vector k.
 template <class Term>
@@ -36,12 +37,18 @@ INLINE F vector_tree(int vectors, Term term) {
   return t[0];
 }
 
-// Adds the terms value(code) * scale of K wires, in order, to a block; 32 codes at a time.
+// What looks up 32 codes at a time.
+struct Values32 {
+  static constexpr int kVectors = kGroup;
+};
+
+// Adds the terms value(code) * scale of K wires, in order, to a block; Values::kVectors at a time.
 // start(i, sum) fills the first sum where there is one, finish(i, sum) takes the last. Not fused
 // where a product can overflow: it must do so before the addition.
 template <bool Fused, int Width, int K, bool First, class Values, class Start, class Finish>
 INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t block, int b,
                       Start start, Finish finish) {
+  constexpr int kVectors = Values::kVectors;
   F s[K];
   const std::uint8_t* codes[K];
   for (int w = 0; w < K; ++w) {
@@ -51,12 +58,12 @@ INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t 
       __builtin_prefetch(codes[w] + i + elements_per_step(Width) * Width / 8);
     }
   }
-  for (int i = 0; i < b; i += 32) {
-    F sum[kGroup], q[kGroup];
+  for (int i = 0; i < b; i += kVectors * kLanes) {
+    F sum[kVectors], q[kVectors];
     if (!First) start(i, sum);
     for (int w = 0; w < K; ++w) {
       values(codes[w] + i * Width / 8, q);
-      for (int g = 0; g < kGroup; ++g) {
+      for (int g = 0; g < kVectors; ++g) {
         if (First && w == 0) {
           sum[g] = q[g] * s[w];
         } else {
@@ -74,10 +81,10 @@ template <bool Fused, int Width, class Values, class Finish>
 INLINE void sum_block(const Values& values, const BlockWire* wires, int count, std::size_t block,
                       int b, float* work, Finish finish) {
   const auto load_sum = [&](int i, F* sum) ALWAYS {
-    for (int g = 0; g < kGroup; ++g) sum[g] = load_f(work + i + g * kLanes);
+    for (int g = 0; g < Values::kVectors; ++g) sum[g] = load_f(work + i + g * kLanes);
   };
   const auto store_sum = [&](int i, F* sum) ALWAYS {
-    for (int g = 0; g < kGroup; ++g) store_f(work + i + g * kLanes, sum[g]);
+    for (int g = 0; g < Values::kVectors; ++g) store_f(work + i + g * kLanes, sum[g]);
   };
   if (count == 4)
     return add_wires<Fused, Width, 4, true>(values, wires, block, b, load_sum, finish);

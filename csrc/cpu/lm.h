@@ -31,17 +31,22 @@ INLINE void radix_pass(int vectors, int stride, float* work) {
   }
 }
 
-// The strides of H that fit into 32 values.
+// The strides of H that fit into G vectors.
+template <int G, int I = 0>
 INLINE void hadamard_group(F* x) {
-  for (int g = 0; g < kGroup; ++g) x[g] = lane_butterflies(x[g]);
-  radix<kGroup>(x);
+  if constexpr (I < kLaneStrides) {
+    for (int g = 0; g < G; ++g) x[g] = lane_butterfly<I>(x[g]);
+    hadamard_group<G, I + 1>(x);
+  } else {
+    radix<G>(x);
+  }
 }
 
-// The other strides, over groups in `work`. finish(i, stride, x, R) takes the result's vectors i,
-// i + stride, ..., R of them.
-template <class Finish>
+// The other strides, over groups of G vectors in `work`. finish(i, stride, x, R) takes the result's
+// vectors i, i + stride, ..., R of them.
+template <int G, class Finish>
 INLINE void hadamard_rest(int vectors, float* work, Finish finish) {
-  int stride = kGroup;
+  int stride = G;
   if (vectors / stride == 2) {
     for (int i = 0; i < stride; ++i) {
       F x[2];
@@ -69,37 +74,38 @@ INLINE void hadamard_rest(int vectors, float* work, Finish finish) {
 }
 
 // H: get(k) reads vector k of the input, once.
+template <int G, class Get, class Finish>
+INLINE void hadamard_groups(int vectors, float* work, Get get, Finish finish) {
+  for (int k = 0; k < vectors; k += G) {
+    F x[G];
+    for (int g = 0; g < G; ++g) x[g] = get(k + g);
+    hadamard_group<G>(x);
+    if (vectors == G) return finish(0, 1, x, std::integral_constant<int, G>{});
+    for (int g = 0; g < G; ++g) store_f(work + (k + g) * kLanes, x[g]);
+  }
+  hadamard_rest<G>(vectors, work, finish);
+}
+
+// In groups of up to eight vectors, which registers hold.
 template <class Get, class Finish>
 INLINE void hadamard_lanes(int vectors, float* work, Get get, Finish finish) {
-  for (int k = 0; k < vectors; k += kGroup) {
-    F x[kGroup];
-    for (int g = 0; g < kGroup; ++g) x[g] = get(k + g);
-    hadamard_group(x);
-    if (vectors == kGroup) return finish(0, 1, x, std::integral_constant<int, kGroup>{});
-    for (int g = 0; g < kGroup; ++g) store_f(work + (k + g) * kLanes, x[g]);
-  }
-  hadamard_rest(vectors, work, finish);
+  if (vectors >= 8) return hadamard_groups<8>(vectors, work, get, finish);
+  if (vectors == 4) return hadamard_groups<4>(vectors, work, get, finish);
+  hadamard_groups<2>(vectors, work, get, finish);
 }
 
 INLINE F lm_signs(F x, int k) { return (F)((I)x ^ load_i(kSignMasks.mask + k * kLanes)); }
 
-// The tree over R vectors that lie vectors / R apart: its first steps.
-template <int R>
-INLINE F apart_tree(const F* t) {
-  if constexpr (R == 4) return (t[0] + t[2]) + (t[1] + t[3]);
-  return t[0] + t[1];
-}
-
-// The last steps of a tree whose terms are t[0..count).
-INLINE float finish_tree(F* t, int count) {
+// The steps of a tree between its vectors t[0..count).
+INLINE F finish_tree(F* t, int count) {
   for (int h = count / 2; h > 0; h /= 2) {
     for (int k = 0; k < h; ++k) t[k] = t[k] + t[k + h];
   }
-  return lane_tree(t[0]);
+  return t[0];
 }
 
-// y = H(signs * v * down); gives tree(y * y).
-INLINE float lm_rotate(const float* v, int vectors, float down, float* y) {
+// y = H(signs * v * down); gives the lanes of tree(y * y).
+INLINE F lm_rotate(const float* v, int vectors, float down, float* y) {
   const F factor = splat(down);
   F squares[kMaxBlock / kLanes];
   int count = 0;
@@ -111,39 +117,57 @@ INLINE float lm_rotate(const float* v, int vectors, float down, float* y) {
           store_f(y + (i + r * stride) * kLanes, x[r]);
           t[r] = x[r] * x[r];
         }
-        squares[i] = apart_tree<radix>(t);
+        squares[i] = finish_tree(t, radix);
         count = stride;
       });
   return finish_tree(squares, count);
 }
 
-struct Products {
-  float yq, qq;
+// The values of `Vectors` vectors, four or fewer, to packed codes and levels.
+template <int Width>
+struct LmQuantiser {
+  LmCodes<Width> find;
+  ByteLut levels;
+
+  INLINE LmQuantiser() : levels(Lm<Width>::levels(), Lm<Width>::kLevels) {}
+  template <int Vectors>
+  INLINE void run(const F* y, F gain, F* level, std::uint8_t* codes) const {
+    I t[4] = {};
+    for (int g = 0; g < Vectors; ++g) t[g] = floor_int(y[g] * gain);
+    const B found = find(pack_halves(t));
+    levels(found, level);
+    store_halves<Width, Vectors>(found, codes);
+  }
 };
 
-// Codes, and q over y; gives tree(y * q) and tree(q * q).
-template <int Width>
+struct Products {
+  F yq, qq;
+};
+
+// Codes, and q unless it is null; gives the lanes of tree(y * q) and tree(q * q).
+template <int Width, int Vectors>
 INLINE Products lm_quantise(const LmQuantiser<Width>& quantise, float gain, int b, const float* y,
                             float* q, std::uint8_t* codes) {
+  constexpr int kStep = Vectors * kLanes;
   const F steps = splat(gain);
   F yq[kMaxBlock / kLanes], qq[kMaxBlock / kLanes];
   const auto group = [&](int i, bool add, F* product, F* norm) ALWAYS {
-    F x[kGroup], level[kGroup];
-    for (int g = 0; g < kGroup; ++g) x[g] = load_f(y + i + g * kLanes);
-    quantise(x, steps, level, codes + i * Width / 8);
-    for (int g = 0; g < kGroup; ++g) {
-      store_f(q + i + g * kLanes, level[g]);
+    F x[Vectors], level[4];
+    for (int g = 0; g < Vectors; ++g) x[g] = load_f(y + i + g * kLanes);
+    quantise.template run<Vectors>(x, steps, level, codes + i * Width / 8);
+    for (int g = 0; g < Vectors; ++g) {
+      if (q) store_f(q + i + g * kLanes, level[g]);
       const F p = x[g] * level[g];
       product[g] = add ? product[g] + p : p;
       norm[g] = add ? exact_madd(level[g], level[g], norm[g]) : level[g] * level[g];
     }
   };
   const int half = b / 2;
-  for (int i = 0; i < b && (b == 32 || i < half); i += 32) {
+  for (int i = 0; i < b && (b == kStep || i < half); i += kStep) {
     group(i, false, yq + i / kLanes, qq + i / kLanes);
-    if (b > 32) group(i + half, true, yq + i / kLanes, qq + i / kLanes);
+    if (b > kStep) group(i + half, true, yq + i / kLanes, qq + i / kLanes);
   }
-  const int count = (b == 32 ? b : half) / kLanes;
+  const int count = (b == kStep ? b : half) / kLanes;
   return {finish_tree(yq, count), finish_tree(qq, count)};
 }
 
@@ -160,6 +184,20 @@ INLINE void lm_residuals(const float* v, int vectors, std::uint16_t scale, float
       });
 }
 
+// lm_gain() of four blocks.
+INLINE __m128 lm_gains(__m128 sums_of_squares, int log2_size) {
+  const __m128 means = _mm_mul_ps(sums_of_squares, _mm_set1_ps(pow2_biased(127 - log2_size)));
+  return _mm_div_ps(_mm_set1_ps(kLmSteps), _mm_sqrt_ps(means));
+}
+
+// Calls body(j, n) for the blocks j ... j + n of a tile: four, or what is left at its end.
+template <class Body>
+INLINE void in_fours(std::size_t blocks, Body body) {
+  std::size_t j = 0;
+  for (; j + 4 <= blocks; j += 4) body(j, std::integral_constant<std::size_t, 4>{});
+  if (j < blocks) body(j, blocks - j);
+}
+
 // The steps run over all blocks of a tile in turn, so that one block's square root and divisions
 // overlap with another's butterflies.
 template <int Width>
@@ -168,27 +206,49 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, const int b, std:
   const int log2_size = __builtin_ctz(static_cast<unsigned>(b)), vectors = b / kLanes;
   alignas(64) float y[kTileSize], q[kTileSize];
   Exponent exponent[kTileBlocks];
-  float squares[kTileBlocks];
-  Products products[kTileBlocks];
+  float absmax[kTileBlocks], gain[kTileBlocks], yq[kTileBlocks], qq[kTileBlocks];
+  const auto add = [&](F x, F y) ALWAYS { return x + y; };
+  const auto larger = [&](F x, F y) ALWAYS { return (F)imax((I)x, (I)y); };
 
-  for (std::size_t j = 0; j < blocks; ++j) {
-    const std::uint32_t absmax = block_absmax(v + j * b, b);
-    kept[j] = absmax >= kInfBits;
-    exponent[j] = block_exponent(absmax);
-  }
-  for (std::size_t j = 0; j < blocks; ++j) {
-    ahead.fetch_grad(j, b);
-    squares[j] = lm_rotate(v + j * b, vectors, exponent[j].down, y + j * b);
-  }
+  in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
+    F t[4];
+    for (std::size_t i = 0; i < 4; ++i) t[i] = (F)absmax_lanes(v + (j + (i < n ? i : 0)) * b, b);
+    _mm_storeu_ps(absmax + j, fold4(t, larger));
+    for (std::size_t i = j; i < j + n; ++i) {
+      kept[i] = bits(absmax[i]) >= kInfBits;
+      exponent[i] = block_exponent(bits(absmax[i]));
+    }
+  });
+  in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
+    F t[4];
+    t[1] = t[2] = t[3] = splat(0);
+    for (std::size_t i = 0; i < n; ++i) {
+      ahead.fetch_grad(j + i, b);
+      t[i] = lm_rotate(v + (j + i) * b, vectors, exponent[j + i].down, y + (j + i) * b);
+    }
+    _mm_storeu_ps(gain + j, lm_gains(fold4(t, add), log2_size));
+  });
   const LmQuantiser<Width> quantise;
+  in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
+    F products[4], norms[4];
+    products[1] = products[2] = products[3] = norms[1] = norms[2] = norms[3] = splat(0);
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::size_t at = (j + i) * b;
+      ahead.fetch_residual(j + i, b);
+      float* const level = e ? q + at : nullptr;
+      const Products sums = vectors < 4
+                                ? lm_quantise<Width, 32 / kLanes>(quantise, gain[j + i], b, y + at,
+                                                                  level, codes + at * Width / 8)
+                                : lm_quantise<Width, 4>(quantise, gain[j + i], b, y + at, level,
+                                                        codes + at * Width / 8);
+      products[i] = sums.yq;
+      norms[i] = sums.qq;
+    }
+    _mm_storeu_ps(yq + j, fold4(products, add));
+    _mm_storeu_ps(qq + j, fold4(norms, add));
+  });
   for (std::size_t j = 0; j < blocks; ++j) {
-    ahead.fetch_residual(j, b);
-    products[j] = lm_quantise(quantise, lm_gain(squares[j], log2_size), b, y + j * b, q + j * b,
-                              codes + j * b * Width / 8);
-  }
-  for (std::size_t j = 0; j < blocks; ++j) {
-    const std::uint16_t scale =
-        kept[j] ? kBf16Nan : lm_scale(products[j].yq, products[j].qq, log2_size, exponent[j]);
+    const std::uint16_t scale = kept[j] ? kBf16Nan : lm_scale(yq[j], qq[j], log2_size, exponent[j]);
     store(scales + 2 * j, scale);
     if (__builtin_expect(kept[j] || scale == kScaleZero, 0)) {
       std::memset(codes + j * b * Width / 8, 0, b * Width / 8);
@@ -211,18 +271,36 @@ void encode_lm(const float* v, std::size_t blocks, int log2_block, std::uint8_t*
   });
 }
 
+// Levels in order, 32 at a time.
 template <int Width>
-struct LmValues {
+struct LmValues : Values32 {
   Lut<Width> lut;
   INLINE LmValues() : lut(Lm<Width>::levels()) {}
   INLINE void operator()(const std::uint8_t* codes, F* q) const { lookup32(lut, codes, q); }
+  static INLINE void rotate(F* x) { hadamard_group<kVectors>(x); }
 };
 
+// Levels of eight vectors at a time, in the order that takes the fewest steps. The Hadamard
+// transform brings them into their places as it goes.
 template <int Width>
+struct LmColumns {
+  static constexpr int kVectors = 8;
+  Lut<Width> lut;
+  INLINE LmColumns() : lut(Lm<Width>::levels()) {}
+  INLINE void operator()(const std::uint8_t* codes, F* q) const { lookup_columns(lut, codes, q); }
+  static INLINE void rotate(F* x) {
+    hadamard_columns(x);
+    const F y[8] = {x[0], x[2], x[4], x[6], x[1], x[3], x[5], x[7]};
+    for (int k = 0; k < 8; ++k) x[k] = y[k];
+  }
+};
+
+template <int Width, class Values>
 INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks, const int b,
                            const Output& output) {
+  constexpr int kVectors = Values::kVectors;
   const int vectors = b / kLanes;
-  const LmValues<Width> values;
+  const Values values;
   alignas(64) float z[kMaxBlock];
   with_output(output, [&](auto put, auto fused) ALWAYS {
     for (std::size_t j = 0; j < blocks; ++j) {
@@ -234,12 +312,12 @@ INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks
       };
       sum_block<fused, Width>(values, wires, count, j, b, z, [&](int i, F* sum) ALWAYS {
         // A zero block's codes would give -0; the format starts from +0.
-        for (int g = 0; g < kGroup && output.wild; ++g) sum[g] = sum[g] + splat(0.0f);
-        hadamard_group(sum);
-        if (vectors == kGroup) return finish(0, 1, sum, std::integral_constant<int, kGroup>{});
-        for (int g = 0; g < kGroup; ++g) store_f(z + i + g * kLanes, sum[g]);
+        for (int g = 0; g < kVectors && output.wild; ++g) sum[g] = sum[g] + splat(0.0f);
+        Values::rotate(sum);
+        if (vectors == kVectors) return finish(0, 1, sum, std::integral_constant<int, kVectors>{});
+        for (int g = 0; g < kVectors; ++g) store_f(z + i + g * kLanes, sum[g]);
       });
-      if (vectors > kGroup) hadamard_rest(vectors, z, finish);
+      if (vectors > kVectors) hadamard_rest<kVectors>(vectors, z, finish);
     }
   });
 }
@@ -247,6 +325,11 @@ INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks
 template <int Width>
 void decode_lm(const BlockWire* wires, int count, std::size_t blocks, int log2_block,
                const Output& output) {
-  with_block(log2_block,
-             [&](auto b) ALWAYS { decode_lm_tile<Width>(wires, count, blocks, b, output); });
+  with_block(log2_block, [&](auto b) ALWAYS {
+    if constexpr (kHasColumns<Width>) {
+      if (b >= 8 * kLanes)
+        return decode_lm_tile<Width, LmColumns<Width>>(wires, count, blocks, b, output);
+    }
+    decode_lm_tile<Width, LmValues<Width>>(wires, count, blocks, b, output);
+  });
 }

@@ -34,6 +34,16 @@ void ResidualTile::load(std::int64_t a, int n, float* v) const {
   args_.kernels->load[args_.grad_type][type_](g, prescale_, in_ + a * bytes, n, v);
 }
 
+const float* ResidualTile::values(std::int64_t a, int n, float* buffer) const {
+  const std::uint8_t* g = grad_ + a * grad_bytes_;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(g) % alignof(float) == 0;
+  if (args_.grad_type == kGradF32 && type_ == kResidualNone && prescale_ == 1.0f && aligned) {
+    return reinterpret_cast<const float*>(g);
+  }
+  load(a, n, buffer);
+  return buffer;
+}
+
 Ahead ResidualTile::ahead(std::int64_t a) const {
   constexpr int bytes[] = {0, 4, 2, 1};  // by ResidualType
   const std::uint8_t* residual = in_ ? in_ + codes_at_ * (type_ == kResidualInt8) : grad_;

@@ -13,6 +13,9 @@ class ResidualTile {
   // v = grad * prescale + residual for elements [a, a + n).
   void load(std::int64_t a, int n, float* v) const;
 
+  // The same values: in the gradient itself where it is v, else in `buffer`.
+  const float* values(std::int64_t a, int n, float* buffer) const;
+
   // What load() will read from element a on.
   Ahead ahead(std::int64_t a) const;
 

@@ -51,7 +51,7 @@ void encode_sign(const float* v, std::size_t blocks, int log2_block, std::uint8_
              [&](auto b) ALWAYS { encode_sign_tile(v, blocks, b, scales, codes, e, kept, ahead); });
 }
 
-struct SignValues {
+struct SignValues : Values32 {
   INLINE void operator()(const std::uint8_t* codes, F* q) const {
     for (int g = 0; g < kGroup; ++g) {
       q[g] = flip_by_bits(splat(1.0f), codes + g * kLanes / 8);

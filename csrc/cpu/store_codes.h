@@ -1,17 +1,71 @@
-// Codes that are bytes, with AVX2: found, packed. Included inside an instruction set's namespace.
+// Codes that are bytes: found, looked up, packed. Included inside an instruction set's namespace.
 
-// The code of each signed byte t, as Lm<Width>::code().
-template <int Width>
-INLINE __m256i lm_codes(__m256i t) {
-  constexpr int half = Lm<Width>::kLevels / 2;
-  const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), t);
-  const __m256i magnitude = _mm256_xor_si256(t, negative);
-  __m256i cell = _mm256_setzero_si256();
-  for (int i = 0; i < half - 1; ++i) {
-    const __m256i below = _mm256_set1_epi8(static_cast<char>(Lm<Width>::thresholds()[i] - 1));
-    cell = _mm256_sub_epi8(cell, _mm256_cmpgt_epi8(magnitude, below));
+// Up to 16 floats of 8 significant bits, as their two upper bytes, for a byte shuffle.
+struct ByteLut {
+  B low, high;
+  INLINE ByteLut(const float* values, int count) {
+    std::uint8_t lo[16] = {}, hi[16] = {};
+    for (int i = 0; i < count; ++i) {
+      lo[i] = static_cast<std::uint8_t>(bits(values[i]) >> 16);
+      hi[i] = static_cast<std::uint8_t>(bits(values[i]) >> 24);
+    }
+    low = repeat_16(lo);
+    high = repeat_16(hi);
   }
-  return _mm256_add_epi8(_mm256_xor_si256(cell, negative), _mm256_set1_epi8(half));
+  // Codes as pack_halves() leaves them, to four vectors in order.
+  INLINE void operator()(B codes, F* q) const {
+    const B lo = shuffle_bytes(low, codes), hi = shuffle_bytes(high, codes);
+    const B a = zip_low_bytes(lo, hi), b = zip_high_bytes(lo, hi), zero = {};
+    q[0] = (F)zip_low_pairs(zero, a);
+    q[1] = (F)zip_high_pairs(zero, a);
+    q[2] = (F)zip_low_pairs(zero, b);
+    q[3] = (F)zip_high_pairs(zero, b);
+  }
+};
+
+// What to add to a magnitude so that its code fills the upper bits: an entry for every 8
+// magnitudes, among which at most one is a threshold.
+template <int Width>
+struct LmOffsets {
+  std::uint8_t offset[16];
+  constexpr LmOffsets() : offset() {
+    constexpr int half = Lm<Width>::kLevels / 2, unit = 256 >> Width;
+    for (int i = 0; i < 16; ++i) {
+      int cell = half, start = 8 * i;
+      for (int k = 0; k < half - 1; ++k) {
+        const int threshold = Lm<Width>::thresholds()[k];
+        if (threshold < 8 * (i + 1)) ++cell;
+        if (threshold < 8 * (i + 1) && threshold >= 8 * i) start = threshold;
+      }
+      offset[i] = static_cast<std::uint8_t>(unit * cell - start);
+    }
+  }
+};
+
+// The code of each signed byte, as Lm<Width>::code().
+template <int Width>
+struct LmCodes {
+  B offsets;
+  INLINE LmCodes() {
+    static constexpr LmOffsets<Width> table;
+    offsets = repeat_16(table.offset);
+  }
+  INLINE B operator()(B t) const {
+    const B negative = all_signs(t), magnitude = t ^ negative;
+    return ((magnitude + shuffle_bytes(offsets, magnitude >> 3)) ^ negative) >> (8 - Width);
+  }
+};
+
+// For hadamard_columns(): butterflies between vectors S apart, of what lower(a, b) and upper(a, b)
+// make of both.
+template <int S, class Lower, class Upper>
+INLINE void swap_butterflies(F* x, Lower lower, Upper upper) {
+  for (int i = 0; i < 8; ++i) {
+    if (i & S) continue;
+    const F a = lower(x[i], x[i + S]), b = upper(x[i], x[i + S]);
+    x[i] = a + b;
+    x[i + S] = a - b;
+  }
 }
 
 // Bytes that hold codes of some width to the bit string of the format: 32 codes, 4 * width bytes.

@@ -46,10 +46,10 @@ void encode_uniform(const float* v, std::size_t blocks, int log2_block, std::uin
 }
 
 // int8: bytes to floats. int4: a table of its 16 values.
-struct Int8Values {
+struct Int8Values : Values32 {
   INLINE void operator()(const std::uint8_t* codes, F* q) const { unpack32_int8(codes, q); }
 };
-struct Int4Values {
+struct Int4Values : Values32 {
   Lut<4> lut;
   INLINE Int4Values() : lut(kTable) {}
   INLINE void operator()(const std::uint8_t* codes, F* q) const { lookup32(lut, codes, q); }

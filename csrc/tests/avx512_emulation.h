@@ -174,15 +174,74 @@ inline int reduce_max_epi32(__m512i x) {
   return most;
 }
 
-// Permutations. permute_ps works in quarters of four lanes, shuffle_f32x4 on whole quarters.
+inline __m512i srli_epi32(__m512i a, unsigned count) {
+  return ints([=](int i) { return count < 32 ? u(a, i) >> count : 0u; });
+}
+
+// Bytes and 16-bit lanes. What works within quarters does so with each half's AVX2 instruction.
+inline __m256i half(__m512i x, int i) {
+  __m256i y;
+  std::memcpy(&y, reinterpret_cast<const char*>(&x) + 32 * (i & 1), sizeof y);
+  return y;
+}
+inline __m512i join(__m256i low, __m256i high) {
+  __m512i x;
+  std::memcpy(&x, &low, sizeof low);
+  std::memcpy(reinterpret_cast<char*>(&x) + 32, &high, sizeof high);
+  return x;
+}
+template <class Op>
+inline __m512i by_halves(__m512i a, __m512i b, Op op) {
+  return join(op(half(a, 0), half(b, 0)), op(half(a, 1), half(b, 1)));
+}
+inline __m512i set1_epi16(short x) { return join(_mm256_set1_epi16(x), _mm256_set1_epi16(x)); }
+inline __m512i broadcast_i32x4(__m128i x) {
+  return join(_mm256_broadcastsi128_si256(x), _mm256_broadcastsi128_si256(x));
+}
+inline __m256i castsi512_si256(__m512i x) { return half(x, 0); }
+inline __m256i extracti64x4_epi64(__m512i x, int i) { return half(x, i); }
+inline __m256i cvtepi16_epi8(__m512i x) {  // truncates
+  std::uint16_t h[32];
+  std::uint8_t b[32];
+  std::memcpy(h, &x, sizeof h);
+  for (int i = 0; i < 32; ++i) b[i] = static_cast<std::uint8_t>(h[i]);
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b));
+}
+inline __mmask64 movepi8_mask(__m512i x) {
+  const auto low = static_cast<std::uint32_t>(_mm256_movemask_epi8(half(x, 0)));
+  const auto high = static_cast<std::uint32_t>(_mm256_movemask_epi8(half(x, 1)));
+  return low | static_cast<std::uint64_t>(high) << 32;
+}
+inline __m512i movm_epi8(__mmask64 m) {
+  std::uint8_t b[64];
+  for (int i = 0; i < 64; ++i) b[i] = m >> i & 1 ? 0xff : 0;
+  return loadu_si512(b);
+}
+inline __m512i maskz_loadu_epi32(__mmask16 m, const void* p) {
+  std::int32_t x[16] = {};
+  for (int i = 0; i < 16; ++i) {
+    if (m >> i & 1) std::memcpy(x + i, static_cast<const char*>(p) + 4 * i, 4);
+  }
+  return loadu_si512(x);
+}
+
+// Permutations. permute_ps and shuffle_ps work in quarters of four lanes,
+// shuffle_f32x4 on whole quarters.
 inline __m512 permute_ps(__m512 x, int control) {
   return floats([=](int i) { return f(x, i / 4 * 4 + (control >> (i % 4 * 2) & 3)); });
+}
+inline __m512 shuffle_ps(__m512 a, __m512 b, int control) {
+  return floats(
+      [=](int i) { return f(i % 4 < 2 ? a : b, i / 4 * 4 + (control >> (i % 4 * 2) & 3)); });
 }
 inline __m512 shuffle_f32x4(__m512 a, __m512 b, int control) {
   return floats([=](int i) {
     const int quarter = i / 4, from = control >> (quarter * 2) & 3;
     return f(quarter < 2 ? a : b, from * 4 + i % 4);
   });
+}
+inline __m512i permutexvar_epi32(__m512i index, __m512i x) {
+  return ints([=](int i) { return s(x, s(index, i) & 15); });
 }
 inline __m512 permutexvar_ps(__m512i index, __m512 x) {
   return floats([=](int i) { return f(x, s(index, i) & 15); });
@@ -314,3 +373,43 @@ inline __m512i maskz_compress_epi32(__mmask16 m, __m512i x) {
 #define _mm512_mask_xor_epi32 avx512_emulation::mask_xor_epi32
 #undef _mm512_maskz_compress_epi32
 #define _mm512_maskz_compress_epi32 avx512_emulation::maskz_compress_epi32
+#undef _mm512_srli_epi32
+#define _mm512_srli_epi32 avx512_emulation::srli_epi32
+#undef _mm512_set1_epi16
+#define _mm512_set1_epi16 avx512_emulation::set1_epi16
+#undef _mm512_broadcast_i32x4
+#define _mm512_broadcast_i32x4 avx512_emulation::broadcast_i32x4
+#undef _mm512_castsi512_si256
+#define _mm512_castsi512_si256 avx512_emulation::castsi512_si256
+#undef _mm512_extracti64x4_epi64
+#define _mm512_extracti64x4_epi64 avx512_emulation::extracti64x4_epi64
+#undef _mm512_cvtepi16_epi8
+#define _mm512_cvtepi16_epi8 avx512_emulation::cvtepi16_epi8
+#undef _mm512_movepi8_mask
+#define _mm512_movepi8_mask avx512_emulation::movepi8_mask
+#undef _mm512_movm_epi8
+#define _mm512_movm_epi8 avx512_emulation::movm_epi8
+#undef _mm512_maskz_loadu_epi32
+#define _mm512_maskz_loadu_epi32 avx512_emulation::maskz_loadu_epi32
+#undef _mm512_shuffle_ps
+#define _mm512_shuffle_ps avx512_emulation::shuffle_ps
+#undef _mm512_permutexvar_epi32
+#define _mm512_permutexvar_epi32 avx512_emulation::permutexvar_epi32
+#define ZC_BY_HALVES(op, a, b) \
+  avx512_emulation::by_halves(a, b, [](__m256i x, __m256i y) { return op(x, y); })
+#undef _mm512_packs_epi32
+#define _mm512_packs_epi32(a, b) ZC_BY_HALVES(_mm256_packs_epi32, a, b)
+#undef _mm512_packs_epi16
+#define _mm512_packs_epi16(a, b) ZC_BY_HALVES(_mm256_packs_epi16, a, b)
+#undef _mm512_shuffle_epi8
+#define _mm512_shuffle_epi8(a, b) ZC_BY_HALVES(_mm256_shuffle_epi8, a, b)
+#undef _mm512_unpacklo_epi8
+#define _mm512_unpacklo_epi8(a, b) ZC_BY_HALVES(_mm256_unpacklo_epi8, a, b)
+#undef _mm512_unpackhi_epi8
+#define _mm512_unpackhi_epi8(a, b) ZC_BY_HALVES(_mm256_unpackhi_epi8, a, b)
+#undef _mm512_unpacklo_epi16
+#define _mm512_unpacklo_epi16(a, b) ZC_BY_HALVES(_mm256_unpacklo_epi16, a, b)
+#undef _mm512_unpackhi_epi16
+#define _mm512_unpackhi_epi16(a, b) ZC_BY_HALVES(_mm256_unpackhi_epi16, a, b)
+#undef _mm512_maddubs_epi16
+#define _mm512_maddubs_epi16(a, b) ZC_BY_HALVES(_mm256_maddubs_epi16, a, b)
