@@ -212,7 +212,8 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, const int b, std:
 
   in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
     F t[4];
-    for (std::size_t i = 0; i < 4; ++i) t[i] = (F)absmax_lanes(v + (j + (i < n ? i : 0)) * b, b);
+    t[1] = t[2] = t[3] = splat(0);
+    for (std::size_t i = 0; i < n; ++i) t[i] = (F)absmax_lanes(v + (j + i) * b, b);
     _mm_storeu_ps(absmax + j, fold4(t, larger));
     for (std::size_t i = j; i < j + n; ++i) {
       kept[i] = bits(absmax[i]) >= kInfBits;
