@@ -231,7 +231,7 @@ class _Call:
             streams, timeout_s = streams_of(device), channels.group_timeout_s(self.group, device)
             caller = Caller(self.name, self.group, timeout_s)
             name, hosts = meet({"hierarchy": hops}, self.hierarchy, caller, self.rank)
-            engine = make_engine(self.group, name, timeout_s, streams, hosts=hosts)
+            engine = make_engine(caller, name, streams, hosts=hosts)
             _engines[key] = _GroupEngine(engine, streams, hosts)
         return _engines[key]
 

@@ -28,14 +28,19 @@ def main(timeout_s: float, steps: int, meet: bool) -> None:
     dist.init_process_group("gloo")
     ddp = model()
     say(step=0)
-    if meet:
-        sys.stdin.readline()  # the fault comes before the ranks meet
-    try:
-        train(ddp, timeout_s, steps)
-        say(digest=digest(ddp))
-    except Exception as error:
-        say(failed_at=time.monotonic(), error=type(error).__name__, text=str(error))
-        raise
+    # The fault comes before the ranks meet; then they may try again.
+    tries = int(sys.stdin.readline()) if meet else 1
+    while tries:
+        tries -= 1
+        try:
+            train(ddp, timeout_s, steps)
+            say(digest=digest(ddp))
+            return
+        except Exception as error:
+            say(failed_at=time.monotonic(), error=type(error).__name__, text=str(error))
+            if not tries:
+                raise
+            sys.stdin.readline()
 
 
 def train(ddp: Any, timeout_s: float, steps: int) -> None:

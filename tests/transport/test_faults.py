@@ -76,9 +76,9 @@ class Rank:
             self._errors.seek(0)
             pytest.fail(f"rank {self.number} did not say {key!r}: {self._errors.read()}")
 
-    def go(self) -> None:
+    def go(self, tries: int = 1) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{tries}\n")
         self.process.stdin.flush()
 
     def signal(self, number: int) -> None:
@@ -228,6 +228,23 @@ def test_a_fault_before_the_ranks_meet_is_named_in_time(
         absent = rf"rank {victim} \(it has called nothing of zcomm\) did not come within 5 s"
         named = {rank.number: absent if victim else STORE for rank in others}
         expect_named(ranks, named, started)
+
+
+@every_fault
+def test_a_retry_works_when_the_store_answers_again(mended: Network) -> None:
+    with mended.training(meet=True, steps=3) as ranks:
+        for rank in ranks:
+            rank.says("step")
+        ranks[0].signal(signal.SIGSTOP)
+        for rank in ranks[1:]:
+            rank.go(tries=2)
+        for rank in ranks[1:]:
+            assert re.match(rf"rank \d: compress: {STORE}", rank.says("text")["text"])
+        ranks[0].signal(signal.SIGCONT)
+        time.sleep(1)
+        for rank in ranks:
+            rank.go()
+        assert len({rank.says("digest")["digest"] for rank in ranks}) == 1
 
 
 @pytest.fixture(scope="module")

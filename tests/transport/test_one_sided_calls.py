@@ -145,9 +145,8 @@ def keys_of_calls(rank: int, world_size: int) -> list[int]:
     """How many keys the store has after each of some calls."""
     ddp, found = model(), []
     for _ in range(4):
-        handle = zcomm.compress(DistributedDataParallel(ddp.module))
-        dist.barrier()  # all are connected
-        handle.close()
+        zcomm.compress(DistributedDataParallel(ddp.module)).close()
+        dist.barrier()
         found.append(c10d.default_store().num_keys())
         dist.barrier()
     return found

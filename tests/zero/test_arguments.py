@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer, Rprop, SparseAdam
 
@@ -115,7 +114,6 @@ def refusals(rank: int, world_size: int) -> dict[str, Raised]:
         found[name] = raised(zcomm.ZeroOptimizer, ddp, optimizer, **arguments)
         # It leaves nothing behind: the model can still take a hook, and a parameter another group.
         opt = zero(AdamW)(ddp)
-        dist.barrier()  # older versions of gloo give up if a peer closes while they still connect
         opt.close()
     return found
 

@@ -70,7 +70,8 @@ class DdpCompressor(Compressor):
         self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
         self.engine: Engine | None = None
         if self.world_size > 1:
-            self.engine = self._make_engine(self.group, name, self.streams, hosts)
+            caller = self.caller(self._what, self.group)
+            self.engine = self._make_engine(caller, name, self.streams, hosts)
         self.scale = 1.0
         self._loss_scale = LossScale(scaler, self.streams, ddp)
         self._finite = DeviceFinite(self.streams) if self.streams else Finite()

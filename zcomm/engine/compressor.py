@@ -33,11 +33,10 @@ class Compressor(ABC):
         self._exposed_s = 0.0
 
     def _make_engine(
-        self, group: Any, name: str, streams: Streams | None, hosts: Hosts | None = None
+        self, caller: Caller, name: str, streams: Streams | None, hosts: Hosts | None = None
     ) -> Engine:
         """An engine for a process group, which stops when the compressor goes away."""
-        timeout_s = self.timeout_s(group)
-        engine = make_engine(group, name, timeout_s, streams, self.settings.threads, hosts)
+        engine = make_engine(caller, name, streams, self.settings.threads, hosts)
         weakref.finalize(self, engine.stop)
         return engine
 

@@ -9,7 +9,6 @@ import atexit
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from zcomm.engine.streams import Streams
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.transport.channels import Transport
 from zcomm.transport.gloo_threads import let_gloo_finish
+from zcomm.transport.handshake import Caller
 
 # How long stop() waits for the chunk in progress.
 _STOP_S = 10.0
@@ -115,20 +115,24 @@ class Engine:
 
 
 def make_engine(
-    group: Any,
+    caller: Caller,
     name: str,
-    timeout_s: float,
     streams: Streams | None,
     threads: int | None = None,
     hosts: Hosts | None = None,
 ) -> Engine:
-    """An engine over the ranks of a group, all of which make one; without streams, on the CPU."""
+    """An engine over the ranks of a group, all of which call it; without streams, on the CPU."""
     # An unknown kernel set is an error of this call, not of a backward that others wait for.
     kernels.select(streams.device if streams else torch.device("cpu"))
+    place = (caller.group, name, caller.timeout_s)
     if streams is None:
-        transport = Transport(group, name, timeout_s, hosts=hosts)
+        transport = Transport(*place, hosts=hosts)
+    else:
+        transport = Transport(*place, streams.device, in_order=True, hosts=hosts)
+    # gloo cannot finish connecting to a rank that is through with it and closes at once.
+    caller.gather(b"")
+    if streams is None:
         return Engine(transport, CpuRunner(transport, threads))
-    transport = Transport(group, name, timeout_s, streams.device, in_order=True, hosts=hosts)
     return Engine(transport, DeviceRunner(transport, streams, threads), streams)
 
 

@@ -72,7 +72,7 @@ class FsdpCompressor(Compressor):
                 # each other, on another rank in another order.
                 streams = streams_of(self.device)
                 self._engines[ranks] = self._make_engine(
-                    module.process_group, everyone[first]["name"], streams
+                    callers[0], everyone[first]["name"], streams
                 )
 
     def _compared(self) -> dict[str, str]:

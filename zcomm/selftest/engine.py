@@ -28,6 +28,7 @@ from zcomm.report.finding import OK, PROBLEM, Finding, reason
 from zcomm.selftest.tally import DO_NOT_TRAIN, Scope
 from zcomm.sharding.chunks import Item, make_chunks
 from zcomm.sharding.settings import Settings
+from zcomm.transport.handshake import Caller
 
 STEPS = 3
 SPECS = ("none", "int8", "lm4")
@@ -194,7 +195,8 @@ def _alone(spec: str, device: torch.device, group: Any) -> str:
     c, source = codec(spec), torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
     chunks = make_chunks([Item("", c, NUMEL, 0, (0, NUMEL))], 0, 1, Settings(spec).chunk_size(1))
     target = torch.zeros(NUMEL, device=device)
-    engine = make_engine(group, f"selftest/{spec}", TIMEOUT_S / 2, streams_of(device))
+    caller = Caller("the self-test", group, TIMEOUT_S / 2)
+    engine = make_engine(caller, f"selftest/{spec}", streams_of(device))
     job = Job("selftest", REDUCE_SCATTER, chunks, JobData(source.to(device), target))
     engine.run(job)
     engine.synchronize()

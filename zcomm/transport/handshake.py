@@ -97,13 +97,13 @@ class _Meeting:
         store = _UntilGivenUp(store, self)
         self._begin(store)
         store.set(f"last/{self.me}", self._caller.what)
-        store.set(self._key(self.me), self._caller.what.encode() + b"\0" + mine)
-        if store.add(self._key("arrived"), 1) == len(self.ranks):
+        store.set(self.key(self.me), self._caller.what.encode() + b"\0" + mine)
+        if store.add(self.key("arrived"), 1) == len(self.ranks):
             self._finish(store, _COMPLETE)
         end = self._wait(store)
         if end == _COMPLETE:
             self._forget_last(store)
-            return [store.get(self._key(rank)) for rank in self.ranks]
+            return [store.get(self.key(rank)) for rank in self.ranks]
         return self._error(store, end)
 
     def fail(self, store: Any, error: BaseException) -> None:
@@ -133,24 +133,24 @@ class _Meeting:
         """All ranks have come, so none will look at the call before this one again."""
         shared = ("arrived", "end") if self.me == self.ranks[0] else ()
         for last in (self.me, *shared):
-            store.delete_key(self._key(last, -1))
+            store.delete_key(self.key(last, -1))
 
-    def _key(self, last: object, later: int = 0) -> str:
+    def key(self, last: object, later: int = 0) -> str:
         return f"calls/{self._name}/{self._number + later}/{last}"
 
     def _end(self, store: Any) -> str:
-        return store.get(self._key("end")).decode() if store.check([self._key("end")]) else ""
+        return store.get(self.key("end")).decode() if store.check([self.key("end")]) else ""
 
     def _finish(self, store: Any, how: str) -> str:
         """Ends the call; if it had ended already, that way counts."""
-        end: str = store.compare_set(self._key("end"), "", how).decode()
+        end: str = store.compare_set(self.key("end"), "", how).decode()
         return end
 
     def _error(self, store: Any, end: str) -> CommunicationError:
         what = f"rank {self.me}: {self._caller.what}"
         if end.startswith(_FAILED):
             return CommunicationError(f"{what}: {end.removeprefix(_FAILED)}")
-        missing = [rank for rank in self.ranks if not store.check([self._key(rank)])]
+        missing = [rank for rank in self.ranks if not store.check([self.key(rank)])]
         who = ", ".join(f"rank {rank} ({self._instead(store, rank)})" for rank in missing)
         return CommunicationError(
             f"{what}: {who or 'a rank'} did not come within {self._caller.timeout_s:g} s; all "
@@ -173,7 +173,9 @@ class _UntilGivenUp:
 
     def __getattr__(self, name: str) -> Any:
         if self._meeting.given_up:
-            sys.exit()  # this thread; nobody waits for it
+            # Those who come now need not wait for this rank. Then this thread ends.
+            self._store.compare_set(self._meeting.key("end"), "", _ABANDONED)
+            sys.exit()
         return getattr(self._store, name)
 
 
