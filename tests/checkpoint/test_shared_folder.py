@@ -170,6 +170,7 @@ def save_and_break(rank: int, world_size: int, folder: Path) -> list[list[int]]:
     left = []
     for step in (1, 2, 3, 4, 5):
         save(rank, world_size, folder, step)
+        dist.barrier()  # rank 0 drops old ones last
         left.append(sorted(int(path.name[5:14]) for path in folder.glob("step-*")))
         if step == 3 and rank == 0:
             (folder / "step-000000003.0" / "__1_0.distcp").unlink()

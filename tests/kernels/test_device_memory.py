@@ -149,11 +149,13 @@ def test_every_group_of_fsdp_has_a_side_stream_of_its_own(monkeypatch: pytest.Mo
     compressor.device, compressor._engines = CPU, {}
     compressor._ranks = lambda module: (module.process_group,)
     compressor._compared = dict
-    compressor._make_engine = lambda group, name, streams: given.append(streams)
+    compressor._make_engine = lambda caller, name, streams: given.append(streams)
+    compressor.caller = lambda what, group: group
     alone = {"replica_group": None, "replica": 0, "rank": 0, "world_size": 2}
     compressor.modules = [SimpleNamespace(process_group=g, **alone) for g in ("one", "other")]
     monkeypatch.setattr(fsdp_compressor, "streams_of", lambda device: object())
     monkeypatch.setattr(fsdp_compressor.channels, "expect_sender", lambda *_: None)
-    monkeypatch.setattr(fsdp_compressor.channels, "exchange", lambda mine, _: ([mine] * 2, "name"))
+    monkeypatch.setattr(fsdp_compressor, "expect_fresh_store", lambda _: None)
+    monkeypatch.setattr(fsdp_compressor, "agree", lambda *_: [{"name": ""}] * 2)
     compressor._meet()
     assert given[0] is not given[1]

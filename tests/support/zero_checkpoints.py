@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -182,5 +183,6 @@ def load_and_save_again(rank: int, world_size: int, folder: Path) -> tuple[Any, 
     expected.run(rank, range(2))
     for number in (2, 3, 4):
         zcomm.save_checkpoint(folder, training.parts(), number)
+    dist.barrier()  # rank 0 drops old ones last
     names = sorted(path.name for path in folder.iterdir())
     return step, (loaded, expected.parameters()), names

@@ -134,7 +134,6 @@ def test_loading_into_something_else_says_what_differs(pair: World, tmp_path: Pa
 def test_a_kill_while_saving_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="rank 1: died: SIGKILL"):
         run_ranks(2, trainings.save_and_die, tmp_path)
-    assert list(tmp_path.glob(".unfinished-4/__1_0.distcp"))
     for step, (loaded, expected), names in run_ranks(2, trainings.load_and_save_again, tmp_path):
         assert step == 2
         assert_bit_equal(loaded, expected)
