@@ -30,7 +30,8 @@ def core_extension() -> Pybind11Extension:
     set names that set itself. No contraction: a fused multiply-add rounds once where the wire
     format rounds twice. (pybind11 adds -fvisibility=hidden and -g0.)
     """
-    sources = [CSRC / "python" / "core.cpp", *sorted(CSRC.glob("cpu/*.cpp"))]
+    sources = [CSRC / "python" / "core.cpp", CSRC / "python" / "ring.cpp"]
+    sources += sorted([*CSRC.glob("cpu/*.cpp"), *CSRC.glob("shm/*.cpp")])
     sources += [CSRC / "cuda" / f"{stem}.cpp" for stem in ("plan", "launch", "driver")]
     return Pybind11Extension(
         "zcomm._core",

@@ -29,8 +29,55 @@ def encode(
     /,
 ) -> None: ...
 def decode_sum(
-    layout: Layout, isa: int, threads: int, wires: Sequence[int], out: int, verify: bool, /
+    layout: Layout,
+    isa: int,
+    threads: int,
+    wires: Sequence[int],
+    out: int,
+    verify: bool,
+    apart: bool,
+    /,
 ) -> tuple[int, str, int | None, int | None] | None: ...
+
+# What the ranks of a host share; see zcomm/transport/shared_memory/ring.py.
+
+CONTROL_NBYTES: int
+# state, rank, counter, got, least, most
+Seen = tuple[int, int, int, int, int, int]
+Place = tuple[int, int]  # an address, and the number of a dtype
+
+class Strips:
+    def __init__(self, strips: Sequence[Sequence[tuple[int, int]]]) -> None: ...
+
+class Ring:
+    def __init__(
+        self, rank: int, ranks: Sequence[tuple[int, int]], slots: int, slot_nbytes: int
+    ) -> None: ...
+    def take(self) -> int: ...
+    def slot(self, rank: int, chunk: int, /) -> int: ...
+    def wait(self, counter: int, chunk: int, timeout_s: float, spins: int, /) -> Seen | None: ...
+    def wait_free(self, timeout_s: float, spins: int, /) -> Seen | None: ...
+    def publish(self, chunk: int, signature: int, /) -> None: ...
+    def done(self, counter: int, chunk: int, /) -> None: ...
+    def give_up(self) -> None: ...
+    def run_plain(
+        self,
+        isa: int,
+        codec: int,
+        reduce: bool,
+        gather: bool,
+        signature: int,
+        prescale: float,
+        strips: Strips,
+        source: Place,
+        target: Place,
+        own: Strips,
+        own_at: Place,
+        accumulate: bool,
+        timeout_s: float,
+        spins: int,
+        /,
+    ) -> tuple[Seen | None, int, int]: ...
 
 # CUDA kernels that were loaded at run time; what is launched for a layout, and how.
 

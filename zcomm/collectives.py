@@ -8,7 +8,7 @@ With a Hierarchy in place of a codec, the first sums inside each host and then b
 second takes the same way back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,15 @@ from zcomm.codecs import Codec, codec
 from zcomm.engine.engine import Engine, make_engine
 from zcomm.engine.job import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Encoding, Job, JobData
 from zcomm.engine.streams import Streams, streams_of
-from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
+from zcomm.sharding.chunks import (
+    Chunks,
+    ChunkSize,
+    Item,
+    TwoHops,
+    best_chunk_size,
+    block_of,
+    make_chunks,
+)
 from zcomm.sharding.feedback import Feedback
 from zcomm.sharding.hierarchy import Hierarchy, Hosts
 from zcomm.sharding.owners import even_bounds, owner_bounds
@@ -190,7 +198,7 @@ class _Call:
     ) -> Work | None:
         """Starts the collective and, without `async_op`, waits. One rank only copies."""
         if self.world_size > 1:
-            work = Work(self._submit(JobData(source, target), bounds))
+            work = Work(self._submit(JobData(source, target), bounds, awaited=not async_op))
         else:
             target.copy_(source)
             work = Work(None)
@@ -199,12 +207,13 @@ class _Call:
         work.wait()
         return None
 
-    def _submit(self, data: JobData, bounds: tuple[int, ...]) -> Job:
+    def _submit(self, data: JobData, bounds: tuple[int, ...], awaited: bool) -> Job:
         source, numel = data.source, max(data.source.numel(), data.target.numel())
         engine, streams, hosts = self.engine(source.device)
         two_hops = TwoHops(hosts, self.hierarchy.local_codec) if self.hierarchy and hosts else None
         raw = source.dtype is torch.float64
-        chunks = _chunks(self.codec, bounds, self.rank, raw, two_hops)
+        size = engine.chunk_size(best_chunk_size(self.world_size))
+        chunks = _chunks(self.codec, bounds, self.rank, size, raw, two_hops)
         spec = repr(self.codec.spec) if two_hops is None else f"{self.hierarchy}"
         call = f"{self.name}(codec={spec}, op={self.op!r}, verify={self.verify}) of "
         call += f"{numel} {source.dtype} elements"
@@ -217,6 +226,7 @@ class _Call:
         encoding = Encoding(prescale, self.verify, bound)
         what, signature = f"{self.name} of {numel} elements", f"{call} (feedback: {mode})"
         job = Job(what, _COLLECTIVES[self.name], chunks, data, encoding, signature)
+        job.awaited = awaited
         engine.submit(job)
         return job
 
@@ -241,18 +251,22 @@ class _Call:
         flat = _Call(self.name, self.codec, self.group, self.feedback, self.op, self.verify)
         data = JobData(torch.empty(0, device=device), torch.empty(0, device=device))
         what, signature = f"{self.name} with hosts", f"{self.name} with {hops}"
-        job = Job(what, REDUCE_SCATTER, (), data, signature=signature)
+        job = Job(what, REDUCE_SCATTER, Chunks(), data, signature=signature)
         flat.engine(device).engine.submit(job)
         Work(job).wait()
 
 
 @lru_cache(maxsize=64)
 def _chunks(
-    codec: Codec, bounds: tuple[int, ...], rank: int, raw: bool, two_hops: TwoHops | None
-) -> Sequence[Chunk]:
+    codec: Codec,
+    bounds: tuple[int, ...],
+    rank: int,
+    size: ChunkSize,
+    raw: bool,
+    two_hops: TwoHops | None,
+) -> Chunks:
     item = Item("", codec, bounds[-1], 0, bounds)
-    world_size = len(bounds) - 1
-    return make_chunks([item], rank, world_size, best_chunk_size(world_size), raw, two_hops)
+    return make_chunks([item], rank, len(bounds) - 1, size, raw, two_hops)
 
 
 def _one_codec(name: str, across: Any) -> Any:

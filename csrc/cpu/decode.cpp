@@ -108,7 +108,7 @@ class Decoder {
     for (int w = 0; w < args_.count; ++w) {
       for (std::size_t f = 0; f < layout_.frames.size(); ++f) {
         const Frame& frame = layout_.frames[f];
-        if (auto text = check_header(frame, args_.wires[w] + frame.start, args_.verify)) {
+        if (auto text = check_header(frame, args_.wire(w, f) + frame.start, args_.verify)) {
           return Fault{w, *text, f, {}};
         }
       }
@@ -125,7 +125,7 @@ class Decoder {
     if (!args_.verify) return {};
     for (int w = 0; w < args_.count; ++w) {
       for (std::size_t f = 0; f < layout_.frames.size(); ++f) {
-        const std::uint8_t* at = args_.wires[w] + layout_.frames[f].start;
+        const std::uint8_t* at = args_.wire(w, f) + layout_.frames[f].start;
         const auto got = load<std::uint64_t>(at + 24);
         const std::uint64_t sum = sums_[w * layout_.frames.size() + f];
         const std::uint64_t expected = sum + args_.kernels->checksum(at, 3, 0);
@@ -144,7 +144,7 @@ class Decoder {
     const std::int64_t word = (at - layout_.frames[segment.frame].start) / 8;
     bool unused;
     const std::uint64_t sum =
-        args_.kernels->scan[codec](args_.wires[w] + at, nbytes / 8, word, &unused);
+        args_.kernels->scan[codec](args_.wire(w, segment.frame) + at, nbytes / 8, word, &unused);
     sums_[w * layout_.frames.size() + segment.frame].fetch_add(sum, std::memory_order_relaxed);
     return unused;
   }
@@ -186,8 +186,8 @@ class Decoder {
       std::vector<BlockWire> heap(args_.count > kStack ? args_.count : 0);
       BlockWire* wires = heap.empty() ? stack : heap.data();
       for (int w = 0; w < args_.count; ++w) {
-        wires[w] = {args_.wires[w] + segment.section(0) + scales,
-                    args_.wires[w] + segment.section(1) + codes};
+        wires[w] = {args_.wire(w, segment.frame) + segment.section(0) + scales,
+                    args_.wire(w, segment.frame) + segment.section(1) + codes};
       }
       decode_tile(*args_.kernels, segment.codec, segment.log2_block, wires, args_.count, n,
                   {out, stream_to(out), !tame});
@@ -196,7 +196,7 @@ class Decoder {
       std::vector<const std::uint8_t*> heap(args_.count > kStack ? args_.count : 0);
       const std::uint8_t** wires = heap.empty() ? stack : heap.data();
       for (int w = 0; w < args_.count; ++w) {
-        wires[w] = args_.wires[w] + segment.section(0) + codes;
+        wires[w] = args_.wire(w, segment.frame) + segment.section(0) + codes;
       }
       args_.kernels->decode_plain[segment.codec](wires, args_.count, n, out, stream_to(out));
     }
@@ -215,7 +215,8 @@ class Decoder {
       if (scan(segment.codec, w, segment, codes_at, codes.end - codes.begin)) {
         refuse(w, task, segment, expected_got("codes that occur", "", "one that does not"));
       }
-      if (args_.kernels->scales_are_tame(args_.wires[w] + scales_at, blocks)) continue;
+      if (args_.kernels->scales_are_tame(args_.wire(w, segment.frame) + scales_at, blocks))
+        continue;
       all_tame = false;
       for (std::int64_t at = a; at < end; at += b) {
         check_block(task, segment, w, at, static_cast<int>(std::min(b, end - at)));
@@ -226,7 +227,7 @@ class Decoder {
 
   // One block of m elements, its scale first.
   void check_block(std::size_t task, const Segment& segment, int w, std::int64_t at, int m) {
-    const std::uint8_t* wire = args_.wires[w];
+    const std::uint8_t* wire = args_.wire(w, segment.frame);
     const auto scale =
         load<std::uint16_t>(wire + segment.section(0) + (at >> segment.log2_block) * 2);
     if (scale >= kScaleMin && scale <= kBf16Max) return;
@@ -246,12 +247,12 @@ class Decoder {
     for (int w = 0; w < args_.count; ++w) {
       bool clean = true;
       for (int i = 0; i < 3; ++i) {
-        const std::uint8_t* section = args_.wires[w] + segment.section(i);
+        const std::uint8_t* section = args_.wire(w, segment.frame) + segment.section(i);
         const std::int64_t used = segment.sections.used[i];
         clean &= std::all_of(section + used, section + align16(used),
                              [](std::uint8_t byte) { return byte == 0; });
       }
-      if (!clean || unused_bits(args_.wires[w], segment)) {
+      if (!clean || unused_bits(args_.wire(w, segment.frame), segment)) {
         refuse(w, task, segment, expected_got("padding", "0", "other bytes"));
       }
     }

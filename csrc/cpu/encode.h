@@ -31,10 +31,16 @@ struct DecodeArgs {
   const Layout* layout;
   const Kernels* kernels;
   int threads;
-  const std::uint8_t* const* wires;
+  const std::uint8_t* const* wires;  // each begins with the first frame
   int count;
   float* out;
   bool verify;
+  bool apart = false;  // one wire, whose frames lie apart: `wires` has the address of each
+
+  // From where the offsets of a frame of wire w count.
+  const std::uint8_t* wire(int w, std::size_t frame) const {
+    return apart ? wires[frame] - layout->frames[frame].start : wires[w];
+  }
 };
 
 // Why a wire is refused, and where: in a frame's header or checksum, or in a segment's body.

@@ -7,33 +7,10 @@
 #include <mutex>
 #include <thread>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "cpu/float_mode.h"
 
 namespace zcomm {
 namespace {
-
-// A user may have set flush-to-zero (torch.set_flush_denormal) or another rounding.
-class FloatMode {
- public:
-#if defined(__x86_64__)
-  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~FloatMode() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#elif defined(__aarch64__)
-  FloatMode() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"(std::uint64_t{0}));
-  }
-  ~FloatMode() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
-
- private:
-  std::uint64_t saved_;
-#endif
-};
 
 struct Job {
   TaskFunction function = nullptr;

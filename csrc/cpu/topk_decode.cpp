@@ -10,15 +10,20 @@ struct Entries {
   std::uint32_t count;  // in this range
 };
 
-// Checks every count of the segment; entries of this range in `entries`.
+// Checks every count of the segment; entries of this range in `entries`. A count is read once: in
+// memory that ranks share, the next read may find another.
 std::optional<TopkFault> open_range(const Segment& segment, const std::uint8_t* wire, int w,
                                     std::int64_t range, Entries& entries) {
   const std::uint8_t* counts = wire + segment.section(0);
   const std::int64_t ranges = (segment.n + kTopkRange - 1) / kTopkRange;
   std::int64_t total = 0, before = 0, flagged = 0;
+  std::uint32_t mine = 0;
   for (std::int64_t r = 0; r < ranges; ++r) {
     const auto count = load<std::uint32_t>(counts + 4 * r);
-    if (r == range) before = total;
+    if (r == range) {
+      before = total;
+      mine = count;
+    }
     if (count == kTopkNotFinite) {
       ++flagged;
     } else if (count > std::min(kTopkRange, segment.n - r * kTopkRange)) {
@@ -35,7 +40,7 @@ std::optional<TopkFault> open_range(const Segment& segment, const std::uint8_t* 
     return TopkFault{w, "topk counts that add up to k", static_cast<std::uint64_t>(total)};
   }
   entries = {counts, wire + segment.section(1) + 2 * before, wire + segment.section(2) + 2 * before,
-             load<std::uint32_t>(counts + 4 * range)};
+             mine};
   return {};
 }
 
@@ -71,10 +76,11 @@ std::optional<TopkFault> decode_topk(const DecodeArgs& args, const Task& task) {
   bool not_finite = false;
   for (int w = 0; w < args.count; ++w) {
     Entries entries;
-    if (auto fault = open_range(segment, args.wires[w], w, range, entries)) return fault;
+    if (auto fault = open_range(segment, args.wire(w, segment.frame), w, range, entries))
+      return fault;
     if (entries.count == kTopkNotFinite) {
       const std::int64_t at = segment.section(1), end = segment.body + segment.sections.nbytes();
-      if (range == 0 && !all_zero(args.wires[w] + at, end - at)) {
+      if (range == 0 && !all_zero(args.wire(w, segment.frame) + at, end - at)) {
         return TopkFault{w, "no topk entries in a segment that is not finite", 1};
       }
       not_finite = true;

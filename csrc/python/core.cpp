@@ -6,6 +6,7 @@
 #include "python/bind_device.h"
 #include "cuda/driver.h"
 #include "python/layout_rows.h"
+#include "python/ring.h"
 
 namespace py = pybind11;
 
@@ -47,15 +48,16 @@ using Refused =
 
 std::optional<Refused> decode_sum(const zcomm::Layout& layout, int isa, int threads,
                                   const std::vector<std::uintptr_t>& wires, std::uintptr_t out,
-                                  bool verify) {
+                                  bool verify, bool apart) {
   static_assert(sizeof(std::uintptr_t) == sizeof(const std::uint8_t*));
   const zcomm::DecodeArgs args{&layout,
                                kernels(isa),
                                threads,
                                reinterpret_cast<const std::uint8_t* const*>(wires.data()),
-                               static_cast<int>(wires.size()),
+                               apart ? 1 : static_cast<int>(wires.size()),
                                pointer<float>(out),
-                               verify};
+                               verify,
+                               apart};
   const py::gil_scoped_release release;
   const auto fault = zcomm::decode_sum(args);
   if (!fault) return std::nullopt;
@@ -102,4 +104,5 @@ PYBIND11_MODULE(_core, m) {
   m.def("isas", [] { return isa_names([](int i) { return zcomm::kernels_for(i) != nullptr; }); });
   m.def("built_isas", [] { return isa_names(zcomm::isa_is_built); });
   bind_driver(m);
+  zcomm::shm::bind_ring(m);
 }

@@ -133,6 +133,28 @@ class Layout:
         kernel_sets.select(device, kernels).decode_sum(self, call)
         return out
 
+    def decode_frames(
+        self,
+        frames: Sequence[Tensor],
+        *,
+        out: Tensor,
+        verify: bool = True,
+        threads: int | None = None,
+    ) -> Tensor:
+        """decode of a wire whose frames lie apart in memory, each as for frame(). CPU only."""
+        self.expect_frames(frames)
+        arguments.flat_address(out, self.span, "out", arguments.OUTPUT_DTYPES)
+        threads = arguments.thread_count(threads)
+        call = DecodeCall(frames, out, bool(verify), threads, apart=True)
+        kernel_sets.select(out.device, None).decode_sum(self, call)
+        return out
+
+    def expect_frames(self, frames: Sequence[Tensor]) -> None:
+        """Refuses frames of another layout by their sizes."""
+        sizes = tuple(frame.numel() for frame in frames)
+        if sizes != self.frame_nbytes:
+            raise WireError(f"expected frames of {self.frame_nbytes} bytes, got {sizes}")
+
     def for_peer(self, peer: int) -> "Layout":
         """The layout with which peer `peer` decodes: its segments, packed from offset 0.
 

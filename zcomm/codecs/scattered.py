@@ -31,11 +31,22 @@ class ScatteredLayout:
         device = tensors[0].device if tensors else torch.device("cpu")
         self._memory = _ScatteredTensors(base, dict(zip(offsets, tensors)), device)
 
+    def runs(self, peer: int | None = None) -> list[tuple[int, int]]:
+        """Where the segments of a peer (None: of all) lie: address / 4, and elements."""
+        first, segments = self._memory.data_ptr() // 4, self.layout.segments
+        return [(first + s.offset, s.numel) for s in segments if peer in (None, s.peer)]
+
     def encode(self, out: Tensor, *, verify: bool, threads: int | None) -> None:
         """Overwrites `out`, of this layout's size, with the wire."""
         kernel_set = kernel_sets.select(out.device, None)
         call = EncodeCall(self._memory, None, out, verify=verify, threads=threads)
         kernel_set.encode(self.layout, call)
+
+    def decode_frames(self, frames: Sequence[Tensor], *, verify: bool, threads: int | None) -> None:
+        """Overwrites the tensors with a wire whose frames lie apart."""
+        self.layout.expect_frames(frames)
+        call = DecodeCall(frames, self._memory, verify, threads, apart=True)
+        kernel_sets.select(self._memory.device, None).decode_sum(self.layout, call)
 
     def decode(
         self, wire: Tensor, *, verify: bool, threads: int | None, faults: Tensor | None = None

@@ -2,7 +2,7 @@
 a bucket's parts are what follows from them.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from zcomm.base import arguments
 from zcomm.ddp.parameters import items_of
-from zcomm.engine.job import ALL_REDUCE, REDUCE_SCATTER, Collective, JobData, SinkData
-from zcomm.sharding.chunks import Chunk, Item, make_chunks
+from zcomm.engine.job import ALL_REDUCE, REDUCE_SCATTER, Collective, JobData, SinkData, SinkLayouts
+from zcomm.sharding.chunks import Chunks, ChunkSize, Item, make_chunks
 from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
 from zcomm.sharding.settings import PLAIN, Settings
 
@@ -43,9 +43,9 @@ class Part:
     """Parameters of a bucket that take the same route, and their residuals for each side."""
 
     items: list[Item]
-    chunks: tuple[Chunk, ...]
+    chunks: Chunks
     feedback: list[list[ChunkFeedback]] | None
-    sink_layouts: list[Any] | None  # where its sums go, with a sink
+    sink_layouts: SinkLayouts | None  # where its sums go, with a sink
     name: str
 
     @property
@@ -76,6 +76,7 @@ class Buckets:
         self.items = items_of(named, settings, world_size)
         self.feedback = feedback
         self.sink: Sink | None = None
+        self.limited: Callable[[ChunkSize], ChunkSize] = lambda size: size  # the engine's limits
         self._names = {id(p): name for name, p in named.items()}
         self._parts: dict[tuple[int, ...], list[Part]] = {}
         self._used: set[tuple[int, ...]] = set()
@@ -128,7 +129,7 @@ class Buckets:
 
     def _make_part(self, items: list[Item], dtype: torch.dtype, sink: Sink | None) -> Part:
         raw = dtype is torch.float64
-        size = self.settings.chunk_size(self.world_size)
+        size = self.limited(self.settings.chunk_size(self.world_size))
         chunks = make_chunks(items, self.rank, self.world_size, size, raw, self.two_hops)
         bound = None
         if not raw and self.world_size > 1 and any(self._mode(item) for item in items):
@@ -136,7 +137,7 @@ class Buckets:
         layouts = None
         if sink is not None:
             positions = sink.positions(dtype)
-            layouts = [chunk.sink_layout(positions) for chunk in chunks]
+            layouts = SinkLayouts(chunk.sink_layout(positions) for chunk in chunks)
         specs = ", ".join(sorted({item.codec.spec for item in items}))
         numel = sum(item.numel for item in items)
         name = f"{len(items)} parameters, {numel} {dtype} elements as {specs}"

@@ -72,6 +72,7 @@ class DdpCompressor(Compressor):
         if self.world_size > 1:
             caller = self.caller(self._what, self.group)
             self.engine = self._make_engine(caller, name, self.streams, hosts)
+            self.buckets.limited = self.engine.chunk_size
         self.scale = 1.0
         self._loss_scale = LossScale(scaler, self.streams, ddp)
         self._finite = DeviceFinite(self.streams) if self.streams else Finite()
@@ -260,7 +261,8 @@ class DdpCompressor(Compressor):
         if self.engine is None:
             return mine
         items = [Item("", PLAIN, bounds[-1], 0, bounds)]
-        size, raw = self.settings.chunk_size(self.world_size), mine.dtype is torch.float64
+        size = self.engine.chunk_size(self.settings.chunk_size(self.world_size))
+        raw = mine.dtype is torch.float64
         chunks = make_chunks(items, self.rank, self.world_size, size, raw)
         whole = torch.zeros(bounds[-1], dtype=mine.dtype, device=mine.device)
         self.engine.run(Job(what, ALL_GATHER, chunks, JobData(mine, whole), signature=what))

@@ -1,4 +1,4 @@
-"""Frames: a chunk's bytes in the two buffers of a slot, and the all-to-all of each hop."""
+"""Frames: a chunk's bytes in the memory of a slot, and the all-to-all of each hop."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from zcomm.sharding.chunks import Chunk
+from zcomm.transport.shared_memory.ring import Ring
 
 
 class Slot:
@@ -24,12 +25,44 @@ class Slot:
     def nbytes(self) -> int:
         return self.wire.nbytes + self.rows.nbytes
 
+    def received(self, frames: "Frames") -> list[Tensor]:
+        """This rank's frame from every other rank, in the order of the group."""
+        rows, nbytes = frames.rows, frames.chunk.own_nbytes
+        return [rows[i * nbytes : (i + 1) * nbytes] for i in range(frames.chunk.wire.peers - 1)]
+
+    def gathered(self, frames: "Frames") -> Tensor | list[Tensor]:
+        """The frames of the other ranks, in the order of the wire."""
+        return frames.others
+
+
+class SharedSlot:
+    """A chunk's slots in the memory that the ranks of a host share: nothing is copied there.
+
+    This rank writes its own slot, and reads its peers' where they lie.
+    """
+
+    def __init__(self, ring: Ring, number: int) -> None:
+        self._ring, self.number = ring, number
+        self.wire = ring.slot(ring.rank, number)
+
+    def received(self, frames: "Frames") -> list[Tensor]:
+        """This rank's frame from every other rank, in the order of the group."""
+        nbytes, starts = frames.chunk.own_nbytes, frames.chunk.starts_at_peers
+        slots = (self._ring.slot(r, self.number) for r in starts)
+        return [slot[start : start + nbytes] for slot, start in zip(slots, starts.values())]
+
+    def gathered(self, frames: "Frames") -> Tensor | list[Tensor]:
+        """The frames of the other ranks: the last one of each rank's wire."""
+        chunk, end = frames.chunk, frames.chunk.wire.wire_nbytes
+        sizes = zip(chunk.senders[:-1], chunk.wire.frame_nbytes)
+        return [self._ring.slot(r, self.number)[end - nbytes : end] for r, nbytes in sizes]
+
 
 class Frames(NamedTuple):
-    """A chunk's views of a slot's buffers; its wire begins at `start`."""
+    """A chunk's views of a slot's memory; its wire begins at `start`."""
 
     chunk: Chunk
-    slot: Slot
+    slot: Slot | SharedSlot
     start: int = 0
 
     @property
@@ -48,15 +81,21 @@ class Frames(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
+        assert isinstance(self.slot, Slot)
         return self.slot.rows[: self.chunk.rows_nbytes]
 
     def received(self) -> list[Tensor]:
         """This rank's frame from every rank, in the order of the group."""
-        rows, nbytes = self.rows, self.chunk.own_nbytes
-        others = range(self.chunk.wire.peers - 1)
-        frames = [rows[i * nbytes : (i + 1) * nbytes] for i in others]
+        frames = self.slot.received(self)
         frames.insert(self.chunk.index, self.own)
         return frames
+
+    def gathered(self, own: bool) -> Tensor | list[Tensor]:
+        """Every rank's frame, with this rank's own or without it: one wire, or where they lie."""
+        frames = self.slot.gathered(self)
+        if isinstance(frames, Tensor):
+            return self.wire if own else frames
+        return [*frames, self.own] if own else frames
 
 
 class Exchange(NamedTuple):

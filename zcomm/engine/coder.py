@@ -71,23 +71,23 @@ class Coder:
 
     def decode(self, transit: Transit, layout: Any, out: Tensor) -> Tensor:
         """The frames of all owners."""
+        wire = transit.whole.gathered(own=True)
+        how = {"out": out, "verify": transit.verify, "threads": self._threads}
         with self._refusals(transit, layout, _owner_of(transit, layout)) as faults:
-            layout.decode(
-                transit.whole.wire,
-                out=out,
-                verify=transit.verify,
-                threads=self._threads,
-                faults=faults,
-            )
+            if isinstance(wire, Tensor):
+                layout.decode(wire, faults=faults, **how)
+            else:
+                layout.decode_frames(wire, **how)
         return out
 
     def decode_scattered(self, transit: Transit, scattered: ScatteredLayout) -> None:
         """The frames of all owners but this rank."""
-        layout = scattered.layout
+        layout, wire = scattered.layout, transit.whole.gathered(own=False)
         with self._refusals(transit, layout, _owner_of(transit, layout)) as faults:
-            scattered.decode(
-                transit.whole.others, verify=transit.verify, threads=self._threads, faults=faults
-            )
+            if isinstance(wire, Tensor):
+                scattered.decode(wire, verify=transit.verify, threads=self._threads, faults=faults)
+            else:
+                scattered.decode_frames(wire, verify=transit.verify, threads=self._threads)
 
     @contextmanager
     def _refusals(self, transit: Transit, layout: Any, sender: Sender) -> Iterator[Tensor | None]:

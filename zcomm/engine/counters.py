@@ -14,9 +14,15 @@ class Counters:
 
     raw_bytes: int = 0
     wire_bytes: int = 0
+    shared_bytes: int = 0
     encode_s: float = 0.0
     wait_s: float = 0.0
     decode_s: float = 0.0
+
+    def add_shared(self, nbytes: int) -> None:
+        """Bytes that peers read in shared memory."""
+        self.wire_bytes += nbytes
+        self.shared_bytes += nbytes
 
     @contextmanager
     def time(self, name: str, what: str) -> Iterator[None]:
@@ -34,7 +40,8 @@ class Stats:
     """Totals of this rank since the hook was registered; divide by `steps` for one step.
 
     `raw_bytes` is what an uncompressed all-reduce of the same gradients would have sent, and
-    `wire_bytes` what was sent. encode_s, wait_s and decode_s are of the engine's thread, which
+    `wire_bytes` what was sent; of that, `shared_bytes` went through memory that the ranks of a host
+    share. encode_s, wait_s and decode_s are of the engine's thread, which
     works beside backward; `exposed_s` is how long backward() had to wait for it at its end. On a
     CUDA device these are the times of the host, which issues work and does not wait for it.
     """
@@ -42,6 +49,7 @@ class Stats:
     steps: int
     raw_bytes: int
     wire_bytes: int
+    shared_bytes: int
     encode_s: float
     wait_s: float
     decode_s: float

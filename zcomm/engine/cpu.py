@@ -13,8 +13,9 @@ from itertools import chain
 
 import torch
 
+from zcomm.engine.buffers import Slot
 from zcomm.engine.inbox import Inbox
-from zcomm.engine.job import Job
+from zcomm.engine.job import Job, Marker
 from zcomm.engine.pipeline import Pipeline
 from zcomm.engine.transit import Stage, Transit
 from zcomm.engine.waiting import Check, Waiting
@@ -49,13 +50,20 @@ class CpuRunner:
         """Runs jobs until it is told to stop."""
         while True:
             while not inbox.empty():
-                self._accept(inbox)
+                self._accept(inbox.take())
             if self._step(inbox):
                 continue
             if inbox.unfinished:
-                self._wait(inbox)
+                self._wait(inbox, lambda: not inbox.empty())
             else:
-                self._accept(inbox)
+                self._accept(inbox.take())
+
+    def run(self, job: Job, inbox: Inbox) -> None:
+        """Runs one job that was taken from the inbox, to its end."""
+        self._accept(job)
+        while job in self._running:
+            if not self._step(inbox):
+                self._wait(inbox, lambda: False)
 
     def _step(self, inbox: Inbox) -> bool:
         """In a frame of its own: a job that serve() still held would keep its model alive."""
@@ -64,8 +72,7 @@ class CpuRunner:
             step()
         return step is not None
 
-    def _accept(self, inbox: Inbox) -> None:
-        job = inbox.take()
+    def _accept(self, job: Job | Marker) -> None:
         assert isinstance(job, Job)
         running = self._running[job] = _Running(job, self.pipeline.stages(job))
         self._starting.append(running)
@@ -106,8 +113,8 @@ class CpuRunner:
         in_flight = chain.from_iterable(self._in_flight.values())
         return not any(transit.will_use(first) for transit in in_flight)
 
-    def _wait(self, inbox: Inbox) -> None:
-        """Until there is something to do.
+    def _wait(self, inbox: Inbox, interrupted: Callable[[], bool]) -> None:
+        """Until there is something to do, here or elsewhere.
 
         It polls: a callback of torch runs in one of gloo's threads, and one that arrives while the
         interpreter shuts down aborts the process. (Nor does it wait for submissions:
@@ -115,7 +122,7 @@ class CpuRunner:
         """
         with self.pipeline.counters.time("wait_s", "wait"):
             self._waiting.until(
-                lambda: not inbox.empty() or self._next_step(inbox) is not None,
+                lambda: interrupted() or self._next_step(inbox) is not None,
                 self._rest,
                 lambda: self._oldest(inbox),
             )
@@ -149,8 +156,9 @@ class CpuRunner:
 
     def _start_chunk(self, running: _Running) -> None:
         job = running.job
-        transit = Transit(job, running.started, self._free.pop(), running.stages)
-        transit.slot.reserve(transit.chunk, job.collective.reduce)
+        slot = self._free.pop()
+        transit = Transit(job, running.started, slot, running.stages)
+        slot.reserve(transit.chunk, job.collective.reduce)
         running.started += 1
         self._send(transit)
 
@@ -166,6 +174,7 @@ class CpuRunner:
             self._send(transit)
             return
         self.pipeline.finish(transit)
+        assert isinstance(transit.slot, Slot)
         self._free.append(transit.slot)
         running = self._running[transit.job]
         running.finished += 1

@@ -1,7 +1,8 @@
 """Engine: one thread that runs jobs while backward continues. What it does to them, a runner knows.
 
 Engine      submission, the thread, failures
-runner      the order of a job's chunks: cpu.py, or device.py for asynchronous devices
+runner      the order of a job's chunks: host.py where ranks share memory, cpu.py where they do
+            not, device.py for asynchronous devices
 Pipeline    what happens to a chunk
 """
 
@@ -17,13 +18,16 @@ from zcomm import kernels
 from zcomm.engine.counters import Counters
 from zcomm.engine.cpu import CpuRunner
 from zcomm.engine.device import DeviceRunner
+from zcomm.engine.host import HostRunner
 from zcomm.engine.inbox import Inbox, Stopped
 from zcomm.engine.job import Job, Marker
 from zcomm.engine.streams import Streams
+from zcomm.sharding.chunks import ChunkSize
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.transport.channels import Transport
 from zcomm.transport.gloo_threads import let_gloo_finish
 from zcomm.transport.handshake import Caller
+from zcomm.transport.shared_memory.ring import Ring
 
 # How long stop() waits for the chunk in progress.
 _STOP_S = 10.0
@@ -33,7 +37,10 @@ class Engine:
     """Runs jobs in the order of their submission, which must be the same on all ranks."""
 
     def __init__(
-        self, transport: Transport, runner: CpuRunner | DeviceRunner, streams: Streams | None = None
+        self,
+        transport: Transport,
+        runner: HostRunner | CpuRunner | DeviceRunner,
+        streams: Streams | None = None,
     ) -> None:
         self.transport, self.runner = transport, runner
         self.failure: BaseException | None = None
@@ -56,6 +63,7 @@ class Engine:
 
     def run(self, job: Job) -> None:
         """Submits a job and waits for it."""
+        job.awaited = True
         self.submit(job)
         job.wait()
 
@@ -86,8 +94,15 @@ class Engine:
             self._thread.join(_STOP_S)
 
     def buffer_nbytes(self) -> int:
-        """Memory that the engine holds, apart from residuals."""
-        return self.runner.pipeline.buffer_nbytes()
+        """Memory that the engine holds, apart from residuals; its shared segment is part of it."""
+        ring = self.transport.ring
+        shared = ring.nbytes() if isinstance(ring, Ring) else 0
+        return shared + self.runner.pipeline.buffer_nbytes()
+
+    def chunk_size(self, wanted: ChunkSize) -> ChunkSize:
+        """How much a chunk may hold: of what is wanted, as much as fits into a slot."""
+        ring = self.transport.ring
+        return wanted.within(ring.chunk_nbytes) if isinstance(ring, Ring) else wanted
 
     @torch.inference_mode()
     def _run(self) -> None:
@@ -100,6 +115,7 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         """Completes everything with the error and ends the groups; then the thread ends."""
+        self.transport.give_up()
         if not isinstance(error, Stopped) or self._inbox.unfinished:
             # If the store cannot be reached, the others find out at their deadline.
             with suppress(Exception):
@@ -126,13 +142,14 @@ def make_engine(
     kernels.select(streams.device if streams else torch.device("cpu"))
     place = (caller.group, name, caller.timeout_s)
     if streams is None:
-        transport = Transport(*place, hosts=hosts)
+        transport = Transport(*place, hosts=hosts, share=None if hosts else caller)
     else:
         transport = Transport(*place, streams.device, in_order=True, hosts=hosts)
     # gloo cannot finish connecting to a rank that is through with it and closes at once.
     caller.gather(b"")
     if streams is None:
-        return Engine(transport, CpuRunner(transport, threads))
+        runner = HostRunner if isinstance(transport.ring, Ring) else CpuRunner
+        return Engine(transport, runner(transport, threads))
     return Engine(transport, DeviceRunner(transport, streams, threads), streams)
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from zcomm.codecs.scattered import ScatteredLayout
 from zcomm.engine.streams import Event, Streams
-from zcomm.sharding.chunks import Chunk
+from zcomm.kernels import cpu
+from zcomm.sharding.chunks import Chunk, Chunks
 from zcomm.sharding.residual_store import ChunkFeedback
 from zcomm.torch_private import foreach
 
@@ -46,6 +48,28 @@ class Destination(NamedTuple):
     tensor: Tensor
 
 
+class Span(NamedTuple):
+    """Memory that offsets count from, and what it holds."""
+
+    address: int
+    dtype: torch.dtype
+
+
+class Memory(NamedTuple):
+    """Where the numbers of a whole job lie, for a collective that needs no chunks.
+
+    `strips` is what each rank owns, in `source` and in `target`; `own_strip` is what this rank owns
+    once more, in `own`: there its sums go, or there it comes from.
+    """
+
+    strips: Any
+    source: Span
+    target: Span
+    own_strip: Any
+    own: Span
+    accumulate: bool = False
+
+
 class JobData:
     """Two flat tensors: `source` is encoded, `target` receives. They may be the same memory.
 
@@ -61,6 +85,15 @@ class JobData:
     def tensors(self) -> tuple[Tensor, ...]:
         """The caller's memory that the engine reads and writes."""
         return self.source, self.target
+
+    def memory(self, chunks: Chunks, collective: Collective) -> Memory | None:
+        """The same for all chunks together; None if the data must pass through the methods below.
+
+        A collective with one hop has packed what this rank owns.
+        """
+        source, target = _span(self.source), _span(self.target)
+        own = target if collective.reduce else source
+        return Memory(chunks.strips, source, target, chunks.packed_strip, own)
 
     def owned(self, index: int, chunk: Chunk) -> Tensor | ScatteredLayout | None:
         """What this rank owns of a chunk. None: load() fills a buffer with it."""
@@ -86,14 +119,27 @@ class JobData:
         foreach.copy_(*_segments(chunk.wire, self.target, values))
 
 
+class SinkLayouts(list[Any]):
+    """Where the sums of each chunk go in a sink's flat tensor."""
+
+    @cached_property
+    def strip(self) -> Any:
+        return cpu.strips([[(s.offset, s.numel) for layout in self for s in layout.segments]])
+
+
 class SinkData(JobData):
     """A reduce-scatter whose sums go, chunk by chunk, where `layouts` say; or are added there."""
 
     def __init__(
-        self, source: Tensor, target: Tensor, layouts: Sequence[Any], accumulate: bool
+        self, source: Tensor, target: Tensor, layouts: SinkLayouts, accumulate: bool
     ) -> None:
         super().__init__(source, target)
         self._layouts, self._accumulate = layouts, accumulate
+
+    def memory(self, chunks: Chunks, collective: Collective) -> Memory | None:
+        source, target = _span(self.source), _span(self.target)
+        own = self._layouts.strip
+        return Memory(chunks.strips, source, target, own, target, self._accumulate)
 
     def sum_destination(self, index: int, chunk: Chunk) -> Destination | None:
         return None if self._accumulate else Destination(self._layouts[index], self.target)
@@ -108,6 +154,10 @@ class SinkData(JobData):
         into, _ = _segments(self._layouts[index], self.target, self.target[: chunk.numel])
         for to, values in zip(into, parts):
             to.add_(values) if self._accumulate else to.copy_(values)
+
+
+def _span(flat: Tensor) -> Span:
+    return Span(flat.data_ptr(), flat.dtype)
 
 
 def _own_part(flat: Tensor, chunk: Chunk) -> Tensor:
@@ -129,16 +179,17 @@ class Job:
     `what` names it in errors; `signature` must be the same on all ranks. `finish` is called with
     the error, or None, before anyone learns that the job is complete. On a device a job is complete
     once all of it is enqueued: `ready` are the events before its first step, `done` is the one
-    after its last.
+    after its last. `awaited`: the caller does nothing but wait for it.
     """
 
     what: str
     collective: Collective
-    chunks: Sequence[Chunk]
+    chunks: Chunks
     data: JobData
     encoding: Encoding = _PLAIN
     signature: str = ""
     finish: Callable[[BaseException | None], None] | None = None
+    awaited: bool = False
     error: BaseException | None = field(default=None, init=False)
     streams: Streams | None = field(default=None, init=False)
     ready: Sequence[Event] = field(default=(), init=False)

@@ -67,18 +67,20 @@ class Pipeline:
         if not job.chunks or job.chunks[0].hops is None:
             flat = self._transport.flat
             stages = [
-                Stage("reduce-scatter", flat.reduce, self.encode),
-                Stage("all-gather", flat.gather, prepare),
+                Stage("reduce-scatter", flat.reduce, self.encode, lambda t: to_owners(t.whole)),
+                Stage("all-gather", flat.gather, prepare, lambda t: to_all(t.coded)),
             ]
         else:
             local, across = self._transport.local, self._transport.across
             assert local is not None
             assert across is not None
+            one, two = " inside a host", " between hosts"
+            out, back = "reduce-scatter", "all-gather"
             stages = [
-                Stage("reduce-scatter inside a host", local.reduce, self.encode_local),
-                Stage("reduce-scatter between hosts", across.reduce, self.encode_across),
-                Stage("all-gather between hosts", across.gather, prepare),
-                Stage("all-gather inside a host", local.gather, self.forward),
+                Stage(out + one, local.reduce, self.encode_local, lambda t: to_owners(t.local)),
+                Stage(out + two, across.reduce, self.encode_across, lambda t: to_owners(t.coded)),
+                Stage(back + two, across.gather, prepare, lambda t: to_all(t.coded)),
+                Stage(back + one, local.gather, lambda t: None, self.forward),
             ]
         half = len(stages) // 2
         return tuple(stages[0 if reduce else half : None if gather else half])
@@ -86,8 +88,9 @@ class Pipeline:
     def send(self, transit: Transit) -> None:
         """Makes the bytes of a transit's stage ready, and starts its hop."""
         stage = transit.stages[transit.stage]
-        exchange = stage.prepare(transit)  # may refuse what the hop before brought
+        stage.prepare(transit)  # may refuse what the hop before brought
         transit.hop = stage.hop
+        exchange = stage.exchange(transit)
         self.counters.wire_bytes += exchange.send.numel()
         with Range("zcomm::send"):
             transit.work, transit.sent_at = stage.channel.all_to_all(*exchange), perf_counter()
@@ -105,22 +108,21 @@ class Pipeline:
 
     # Before a hop.
 
-    def encode(self, transit: Transit) -> Exchange:
+    def encode(self, transit: Transit) -> None:
         """The caller's tensor, each owner's frame for that owner."""
-        return self._encode_source(transit, transit.whole, transit.sent)
+        self._encode_source(transit, transit.whole, transit.sent)
 
-    def encode_local(self, transit: Transit) -> Exchange:
+    def encode_local(self, transit: Transit) -> None:
         """The caller's tensor, for the ranks of this host; without feedback."""
-        return self._encode_source(transit, transit.local, None)
+        self._encode_source(transit, transit.local, None)
 
-    def _encode_source(self, transit: Transit, frames: Frames, hop: Hop | None) -> Exchange:
-        self._count(transit)
+    def _encode_source(self, transit: Transit, frames: Frames, hop: Hop | None) -> None:
+        self.count(transit.job, transit.chunk)
         source, prescale = transit.job.data.source, transit.job.encoding.prescale
         with self.counters.time("encode_s", "encode"):
             self._coder.encode(transit, frames.chunk.wire, source, frames.wire, hop, prescale)
-        return to_owners(frames)
 
-    def encode_across(self, transit: Transit) -> Exchange:
+    def encode_across(self, transit: Transit) -> None:
         """The sum over the ranks of this host, each owner's frame for that owner."""
         local, across = transit.local, transit.coded
         with self.counters.time("decode_s", "decode_sum"):
@@ -128,41 +130,40 @@ class Pipeline:
             self._coder.decode_sum(transit, local, local.chunk.own, sums)
         with self.counters.time("encode_s", "encode"):
             self._coder.encode(transit, across.chunk.wire, sums, across.wire, transit.sent)
-        return to_owners(across)
 
-    def encode_sum(self, transit: Transit) -> Exchange:
+    def encode_sum(self, transit: Transit) -> None:
         """The sum of this rank's frames, for all ranks."""
         with self.counters.time("decode_s", "decode_sum"):
             shard = self._shard_buffer(transit.chunk)
             self._coder.decode_sum(transit, transit.coded, transit.chunk.own, shard)
-        return self._encode_own(transit, shard)
+        self._encode_own(transit, shard)
 
-    def encode_owned(self, transit: Transit) -> Exchange:
+    def encode_owned(self, transit: Transit) -> None:
         """What this rank owns, for all ranks: an all-gather starts here."""
-        self._count(transit)
-        data, frames = transit.job.data, transit.coded
+        self.count(transit.job, transit.chunk)
+        data = transit.job.data
         owned = data.owned(transit.index, transit.chunk)
         if isinstance(owned, ScatteredLayout):
             with self.counters.time("encode_s", "encode_own"):
-                self._coder.encode_scattered(transit, owned, frames.own)
-                return to_all(frames)
+                self._coder.encode_scattered(transit, owned, transit.coded.own)
+            return
         if owned is None:
             owned = self._shard_buffer(transit.chunk)
             with self.counters.time("encode_s", "encode_own"):
                 data.load(transit.index, transit.chunk, owned)
-        return self._encode_own(transit, owned)
+        self._encode_own(transit, owned)
 
-    def _encode_own(self, transit: Transit, shard: Tensor) -> Exchange:
+    def _encode_own(self, transit: Transit, shard: Tensor) -> None:
         frames = transit.coded
         with self.counters.time("encode_s", "encode_own"):
             self._coder.encode(transit, frames.chunk.own, shard, frames.own, transit.owned)
-            return to_all(frames)
 
     def forward(self, transit: Transit) -> Exchange:
         """All frames of this rank's column, as they are, for each rank of this host."""
         hops, column, wire = transit.hops, transit.coded.wire, transit.whole.wire
         sent, copies = column, hops.local.wire.peers - 1
         if copies > 1:
+            assert isinstance(transit.slot, Slot)
             sent = transit.slot.rows[: hops.forwarded_nbytes]
             sent.view(copies, hops.column_nbytes).copy_(column)
         arriving = wire[: wire.numel() - hops.column_nbytes]
@@ -203,9 +204,6 @@ class Pipeline:
         self._stage = grown(self._stage, nbytes)
         return self._stage[:nbytes].view(chunk.sum_dtype)
 
-    def _count(self, transit: Transit) -> None:
+    def count(self, job: Job, chunk: Chunk) -> None:
         """What the same collective would send without a codec, in the tensor's own dtype."""
-        job, chunk = transit.job, transit.chunk
-        others = chunk.numel - chunk.own.numel if job.collective.reduce else 0
-        copies = chunk.own.numel * (chunk.wire.peers - 1) if job.collective.gather else 0
-        self.counters.raw_bytes += (others + copies) * job.data.itemsize
+        self.counters.raw_bytes += chunk.sent_numel(*job.collective) * job.data.itemsize

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch.distributed import Work
 
-from zcomm.engine.buffers import Exchange, Frames, Slot
+from zcomm.engine.buffers import Exchange, Frames, SharedSlot, Slot
 from zcomm.engine.job import Job
 from zcomm.sharding.chunks import Chunk, Hops
 from zcomm.sharding.residual_store import Hop
@@ -16,11 +16,12 @@ from zcomm.transport.channels import Channel
 
 
 class Stage(NamedTuple):
-    """A hop: its name for errors, its channel, and what makes its bytes ready."""
+    """A hop: its name for errors, its channel, what makes its bytes ready, and what it sends."""
 
     hop: str
     channel: Channel
-    prepare: Callable[[Transit], Exchange]
+    prepare: Callable[[Transit], object]
+    exchange: Callable[[Transit], Exchange]
 
 
 @dataclass(eq=False)
@@ -29,7 +30,7 @@ class Transit:
 
     job: Job
     index: int
-    slot: Slot
+    slot: Slot | SharedSlot
     stages: tuple[Stage, ...]
     stage: int = 0
     hop: str = ""  # the last one sent

@@ -38,6 +38,11 @@ class Check:
         return f"{self.job.what}, before its first chunk"
 
 
+def signature_number(signature: str) -> int:
+    """What ranks compare: a hash of 64 bits."""
+    return int.from_bytes(hashlib.blake2b(signature.encode(), digest_size=8).digest(), "little")
+
+
 class Waiting:
     """How one engine waits."""
 
@@ -82,8 +87,7 @@ class Waiting:
             rest()
 
     def start_check(self, job: Job) -> Check:
-        digest = hashlib.blake2b(job.signature.encode(), digest_size=8).digest()
-        value = int.from_bytes(digest, "little", signed=True)
+        value = signature_number(job.signature) - (1 << 63)
         mine = torch.full((self._transport.world_size,), value, device="cpu")
         everyone, ones = torch.empty_like(mine), [1] * mine.numel()
         work = self._transport.signatures().all_to_all(everyone, mine, ones, ones)

@@ -23,6 +23,7 @@ from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData
 from zcomm.engine.streams import streams_of
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.routes import ModuleRoutes
+from zcomm.sharding.chunks import ChunkSize
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
@@ -46,7 +47,9 @@ class FsdpCompressor(Compressor):
             self.device,
             record_stream=partial(_record_stream, self._engines),
         )
-        self.routes = ModuleRoutes(modules, settings, param_settings, self.feedback)
+        self.routes = ModuleRoutes(
+            modules, settings, param_settings, self.feedback, self._chunk_size
+        )
         self._task = -1  # the backward() in progress
         self._reducing: deque[Job] = deque()  # reduce-scatters that nobody has waited for
         self._gathering: Job | None = None  # the last all-gather
@@ -97,6 +100,9 @@ class FsdpCompressor(Compressor):
 
     def engine(self, module: ShardedModule) -> Engine:
         return self._engines[self._ranks(module)]
+
+    def _chunk_size(self, module: ShardedModule) -> ChunkSize:
+        return self.engine(module).chunk_size(self.settings.chunk_size(module.world_size))
 
     # The collectives.
 

@@ -4,14 +4,14 @@ Codecs and residuals belong to parameters; a route is what follows from them for
 FSDP hands over together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from zcomm.codecs import Codec
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
-from zcomm.sharding.chunks import Chunk, Item, make_chunks
+from zcomm.sharding.chunks import Chunks, ChunkSize, Item, make_chunks
 from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
 from zcomm.sharding.settings import EXACT, PLAIN, Settings
 
@@ -19,7 +19,7 @@ from zcomm.sharding.settings import EXACT, PLAIN, Settings
 class ModuleRoute(NamedTuple):
     """How some parameters of a module travel, and their residuals."""
 
-    chunks: Sequence[Chunk]
+    chunks: Chunks
     feedback: list[ChunkFeedback] | None
     text: str
 
@@ -33,9 +33,11 @@ class ModuleRoutes:
         settings: Settings,
         param_settings: Settings | None,
         feedback: ResidualStore,
+        chunk_size: Callable[[ShardedModule], ChunkSize],
     ) -> None:
         self.modules, self.settings, self.param_settings = modules, settings, param_settings
         self.feedback = feedback
+        self._chunk_size = chunk_size
         self._made: dict[tuple[object, ...], ModuleRoute] = {}
 
     def reduce(
@@ -68,7 +70,7 @@ class ModuleRoutes:
         fed_back: bool,
     ) -> ModuleRoute:
         items = module.items(parameters, codecs)
-        size = self.settings.chunk_size(module.world_size)
+        size = self._chunk_size(module)
         raw = dtype is torch.float64
         chunks = make_chunks(items, module.rank, module.world_size, size, raw)
         bound = None

@@ -94,13 +94,18 @@ class EncodeCall(NamedTuple):
 
 
 class DecodeCall(NamedTuple):
-    """What a decode_sum reads, what it overwrites (the segments' elements of `out`), and how."""
+    """What a decode_sum reads, what it overwrites (the segments' elements of `out`), and how.
+
+    With `apart` the wires are the frames of one wire, which lie apart in memory. Only kernel sets
+    of the CPU are asked for that.
+    """
 
     wires: Sequence[Tensor]
     out: KernelMemory
     verify: bool = True
     threads: int | None = None
     faults: Tensor | None = None
+    apart: bool = False
 
 
 class KernelSet(Protocol):

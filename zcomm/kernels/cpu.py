@@ -4,6 +4,7 @@
 """
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ class CpuKernels:
 
         self.name = f"cpu:{isa}"
         self._core = _core
-        self._isa = ISAS.index(isa)
+        self.isa = ISAS.index(isa)
 
     def encode(self, layout: KernelLayout, call: EncodeCall) -> None:
         grad, residuals, wire, prescale, verify, threads, keep_idle = call
@@ -35,7 +36,7 @@ class CpuKernels:
             held = residuals.in_addresses, residuals.out_addresses, dtype
         self._core.encode(
             layout.native or self._native(layout),
-            self._isa,
+            self.isa,
             threads or torch.get_num_threads(),
             grad.data_ptr(),
             base.GRAD_DTYPES[grad.dtype],
@@ -49,11 +50,12 @@ class CpuKernels:
     def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
         refused = self._core.decode_sum(
             layout.native or self._native(layout),
-            self._isa,
+            self.isa,
             call.threads or torch.get_num_threads(),
             [wire.data_ptr() for wire in call.wires],
             call.out.data_ptr(),
             call.verify,
+            call.apart,
         )
         if refused is not None:
             raise base.wire_error(layout, *refused)
@@ -61,6 +63,13 @@ class CpuKernels:
     def _native(self, layout: KernelLayout) -> Any:
         layout.native = self._core.Layout(base.segment_rows(layout), layout.frames)
         return layout.native
+
+
+def strips(runs: Sequence[Sequence[tuple[int, int]]]) -> Any:
+    """Strips of a flat tensor for native code: offsets and elements."""
+    from zcomm import _core
+
+    return _core.Strips(runs)
 
 
 @lru_cache(maxsize=1)

@@ -43,7 +43,8 @@ class ReferenceKernels:
     def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
         with _subnormals_kept(call.out.device, layout.numel):
             # A copy is aligned, so it can be read as wider integers.
-            copies = [wire.clone(memory_format=torch.contiguous_format) for wire in call.wires]
+            wires = [torch.cat(list(call.wires))] if call.apart else call.wires
+            copies = [wire.clone(memory_format=torch.contiguous_format) for wire in wires]
             for w, wire in enumerate(copies):
                 _check_frames(layout, wire, call.verify, w)
             for i, segment in enumerate(layout.segments):

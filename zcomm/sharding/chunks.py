@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from zcomm.codecs import Codec
 from zcomm.codecs.layout import Layout, Segment
 from zcomm.codecs.raw import RawLayout
+from zcomm.kernels import cpu
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.owners import cut, piece_numel
 
@@ -121,6 +122,16 @@ class Chunk:
         return self if self.hops is None else self.hops.across
 
     @cached_property
+    def starts_at_peers(self) -> dict[int, int]:
+        """Where this rank's frame begins in the wire of every other rank, with one hop."""
+        nbytes = dict(zip(self.senders, self.wire.frame_nbytes))
+        starts = {}
+        for r in sorted(self.senders[:-1]):
+            order = own_last(self.senders, r)
+            starts[r] = sum(nbytes[owner] for owner in order[: order.index(self.rank)])
+        return starts
+
+    @cached_property
     def packed(self) -> Layout | RawLayout:
         """The same frames, for a buffer that holds only the chunk's elements."""
         starts = accumulate((s.numel for s in self.wire.segments), initial=0)
@@ -152,6 +163,11 @@ class Chunk:
         if self.hops is None:
             return wire, rows
         return self.hops.slot_nbytes(wire, reduce)
+
+    def sent_numel(self, reduce: bool, gather: bool) -> int:
+        """The elements that this rank sends in a collective with one hop."""
+        others = self.numel - self.own.numel if reduce else 0
+        return others + (self.own.numel * (self.wire.peers - 1) if gather else 0)
 
     def runs(self) -> list[Piece]:
         """The pieces in the order of `packed`, neighbours of one item and owner joined."""
@@ -232,6 +248,42 @@ class ChunkSize(NamedTuple):
     numel: int
     nbytes: int
 
+    def within(self, nbytes: int) -> ChunkSize:
+        return self._replace(nbytes=min(self.nbytes, nbytes))
+
+
+class Chunks(tuple[Chunk, ...]):
+    """All chunks of a tensor, in order, and what is known of them together."""
+
+    @cached_property
+    def largest_nbytes(self) -> int:
+        """The bytes of the longest wire."""
+        return max((chunk.wire.wire_nbytes for chunk in self), default=0)
+
+    @cached_property
+    def raw(self) -> bool:
+        return any(chunk.raw for chunk in self)
+
+    @cached_property
+    def only_codec(self) -> Codec | None:
+        """The codec of all segments, if they have one."""
+        codecs = {p.item.codec for chunk in self for p in chunk.pieces}
+        return codecs.pop() if len(codecs) == 1 else None
+
+    @cached_property
+    def strips(self) -> Any:
+        """What each rank owns in the flat tensor, in its order."""
+        owned: dict[int, list[tuple[int, int]]] = {r: [] for r in sorted(self[0].senders)}
+        for chunk in self:
+            for piece in chunk.pieces:
+                owned[piece.owner].append((piece.offset, piece.numel))
+        return cpu.strips(list(owned.values()))
+
+    @cached_property
+    def packed_strip(self) -> Any:
+        """What this rank owns, packed."""
+        return cpu.strips([[(0, sum(chunk.own.numel for chunk in self))]])
+
 
 def best_chunk_size(world_size: int) -> ChunkSize:
     """Large enough to hide the fixed cost of a collective, which grows with the ranks; small enough
@@ -248,7 +300,7 @@ def make_chunks(
     size: ChunkSize,
     raw: bool = False,
     two_hops: TwoHops | None = None,
-) -> tuple[Chunk, ...]:
+) -> Chunks:
     """Chunks of whole rows of pieces, in the order of the items."""
     senders = senders_of(rank, world_size, two_hops.hosts if two_hops else None)
     chunks: list[Chunk] = []
@@ -266,7 +318,7 @@ def make_chunks(
         nbytes += row_nbytes
     if pending:
         chunks.append(Chunk(pending, senders, shard_offset, raw, two_hops))
-    return tuple(chunks)
+    return Chunks(chunks)
 
 
 def block_of(codec: Codec) -> int:

@@ -10,8 +10,9 @@ ranks of this host, and for those of its column.
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ from zcomm.base import arguments
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.torch_private import c10d
 from zcomm.transport.failure_notes import CommunicationError, FailureNotes
+from zcomm.transport.handshake import Caller
+from zcomm.transport.shared_memory.ring import Ring, make_ring
+from zcomm.transport.shared_memory.segment import NoSharedMemory
 from zcomm.transport.store import Store, StoreError, in_short
 
 # How long a failing rank waits for the others to say that they are alive, at most.
@@ -33,8 +37,14 @@ _CPU = torch.device("cpu")
 class Channel:
     """One process group. Collectives are issued by one thread, in the same order on all ranks."""
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._group: Any = None
+
+    def connect(self) -> None:
+        """All ranks of the group call it, in one order of channels; the first call counts."""
+        if self._group is None:
+            self._group = self._make()
 
     def all_to_all(
         self, out: Tensor, send: Tensor, out_splits: list[int], send_splits: list[int]
@@ -49,7 +59,8 @@ class Channel:
         gloo cannot cancel an operation, and the end of a group waits for it: up to the timeout, in
         whatever thread drops the last reference, or at the end of the process.
         """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        if self._group is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
     def release(self) -> None:
         """Ends the group and its threads, unless it was abandoned."""
@@ -64,7 +75,11 @@ class Channels(NamedTuple):
 
 
 class Transport:
-    """Channels over the ranks of a group, and a way to find out which rank failed."""
+    """Channels over the ranks of a group, and a way to find out which rank failed.
+
+    With `share`, ranks that are all on one host get a ring: memory that they share. Their channels
+    connect only when something does not fit into it.
+    """
 
     def __init__(
         self,
@@ -75,6 +90,7 @@ class Transport:
         *,
         in_order: bool = False,
         hosts: Hosts | None = None,
+        share: Caller | None = None,
     ) -> None:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
@@ -87,10 +103,30 @@ class Transport:
         everyone = range(self.world_size)
         # NCCL kills the process at its timeout: that comes after the engine has said why.
         groups = _Groups(group, store, timeout_s + grace_s, self.deadline_s, device)
-        self.check = Channel(groups.gloo(everyone, "check")) if in_order else None
+        self.check = Channel(partial(groups.gloo, everyone, "check")) if in_order else None
         self.flat = groups.channels(everyone, "all", in_order)
         self.local = groups.channels(hosts.neighbours, "local", in_order) if hosts else None
         self.across = groups.channels(hosts.column, "across", in_order) if hosts else None
+        self.ring = make_ring(share, self.deadline_s) if share else NoSharedMemory("not asked for")
+        self._is_connected = False
+        if not isinstance(self.ring, Ring):
+            self._connect()
+
+    def _connect(self) -> None:
+        for channel in self._all_channels():
+            channel.connect()
+        self._is_connected = True
+
+    def connect_late(self) -> None:
+        """Connects channels that the ring has made unnecessary so far. All ranks call it."""
+        if self._is_connected:
+            return
+        self._connect()
+        # gloo cannot finish connecting to a rank that is through with it and closes at once.
+        ones = [1] * self.world_size
+        for channel in self._all_channels():
+            everyone, mine = (torch.zeros(self.world_size, dtype=torch.uint8) for _ in range(2))
+            channel.all_to_all(everyone, mine, ones, ones).wait()
 
     def signatures(self) -> Channel:
         """The channel over which signatures are compared."""
@@ -102,13 +138,24 @@ class Transport:
         there, back = [p.reduce for p in pairs], [p.gather for p in reversed(pairs)]
         return list(dict.fromkeys([*there, *back]))
 
+    def _all_channels(self) -> list[Channel]:
+        """In one order on all ranks."""
+        return list(dict.fromkeys([self.signatures(), *self.channels()]))
+
+    def give_up(self) -> None:
+        """Tells the ranks of this host that this one does nothing more."""
+        if isinstance(self.ring, Ring):
+            self.ring.give_up()
+
     def abandon(self) -> None:
-        for channel in {self.signatures(), *self.channels()}:
+        for channel in self._all_channels():
             channel.abandon()
 
     def release(self) -> None:
-        for channel in {self.signatures(), *self.channels()}:
+        for channel in self._all_channels():
             channel.release()
+        if isinstance(self.ring, Ring):
+            self.ring.close()
 
 
 class _Groups:
@@ -129,9 +176,9 @@ class _Groups:
     def channels(self, ranks: Iterable[int], name: str, in_order: bool) -> Channels:
         """A channel for each direction; one for both if everything is issued in one order."""
         if in_order:
-            both = Channel(self._make(ranks, name))
+            both = Channel(partial(self._make, ranks, name))
             return Channels(both, both)
-        hops = (Channel(self._make(ranks, f"{name}/{hop}")) for hop in Channels._fields)
+        hops = (Channel(partial(self._make, ranks, f"{name}/{hop}")) for hop in Channels._fields)
         return Channels(*hops)
 
     def gloo(self, ranks: Iterable[int], name: str) -> Any:

@@ -55,14 +55,19 @@ class FailureNotes:
         return found
 
     def failure(
-        self, what: str, error: BaseException | None, waited_s: float
+        self, what: str, error: BaseException | None, waited_s: float, dead: int | None = None
     ) -> CommunicationError:
-        """The error of a collective that failed. The culprit comes first, gloo's words last."""
+        """The error of a collective that failed. The culprit comes first, gloo's words last.
+
+        If it is known which rank is `dead`, nobody is asked.
+        """
         started = monotonic()
         me = f"rank {self._rank}"
         where = what + (f" [{in_short(error)}]" if error else "")
         try:
             self.report(f"{_GAVE_UP} {what}")
+            if dead is not None:
+                return CommunicationError(f"{me}: rank {dead} died in {where}")
             found, silent = self._notes()
         except StoreError as lost:
             return CommunicationError(

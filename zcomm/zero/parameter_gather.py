@@ -22,8 +22,9 @@ from zcomm.codecs import Codec
 from zcomm.codecs.scattered import ScatteredLayout
 from zcomm.ddp.compressor import DdpCompressor
 from zcomm.engine.engine import Engine
-from zcomm.engine.job import ALL_GATHER, Encoding, Job, JobData
-from zcomm.sharding.chunks import Chunk, Piece, make_chunks
+from zcomm.engine.job import ALL_GATHER, Collective, Encoding, Job, JobData, Memory, Span
+from zcomm.kernels import cpu
+from zcomm.sharding.chunks import Chunk, Chunks, ChunkSize, Piece, make_chunks
 from zcomm.sharding.settings import EXACT, Settings
 from zcomm.torch_private import foreach
 from zcomm.zero.shards import Shard
@@ -76,6 +77,7 @@ class Gathers:
         gathers = self._make(engine, shards, None) if exact else self._of_steps
         jobs = [gather.job(what, note) for gather in gathers]
         for job in jobs:
+            job.awaited = True
             engine.submit(job)
         for job in jobs:
             job.wait()
@@ -89,14 +91,19 @@ class Gathers:
             by_dtype.setdefault(shard.flat.dtype, []).append(shard)
             engine.record_stream(shard.flat)
             engine.record_stream(shard.tensor)
-        return [Gather(same, self._compressor, param_settings) for same in by_dtype.values()]
+        size = engine.chunk_size(self._compressor.settings.chunk_size(self._compressor.world_size))
+        return [Gather(same, self._compressor, param_settings, size) for same in by_dtype.values()]
 
 
 class Gather:
     """The gather of all parameters of one dtype."""
 
     def __init__(
-        self, shards: Sequence[Shard], compressor: DdpCompressor, param_settings: Settings | None
+        self,
+        shards: Sequence[Shard],
+        compressor: DdpCompressor,
+        param_settings: Settings | None,
+        size: ChunkSize,
     ) -> None:
         settings, world_size = compressor.settings, compressor.world_size
         self.dtype = shards[0].flat.dtype
@@ -106,7 +113,6 @@ class Gather:
             shard.item._replace(codec=gathered_codec(param_settings, shard), offset=offset)
             for shard, offset in zip(shards, offsets)
         ]
-        size = settings.chunk_size(world_size)
         raw = self.dtype is torch.float64
         two_hops = compressor.buckets.two_hops
         self.chunks = make_chunks(items, compressor.rank, world_size, size, raw, two_hops)
@@ -135,6 +141,7 @@ class _ParameterData(JobData):
         self.itemsize = dtype.itemsize
         in_place = is_in_place(shards.values())
         self._in_place = [_in_place(c, shards) for c in chunks] if in_place else None
+        self._memory = _memory(chunks, self._in_place) if self._in_place else None
         self._loaded: list[tuple[list[Tensor], _ParameterRuns]] = []
         self._stored: list[_ParameterRuns] = []
         for chunk in () if in_place else chunks:
@@ -146,6 +153,9 @@ class _ParameterData(JobData):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return ()  # Gathers records them
+
+    def memory(self, chunks: Chunks, collective: Collective) -> Memory | None:
+        return self._memory
 
     def owned(self, index: int, chunk: Chunk) -> ScatteredLayout | None:
         return None if self._in_place is None else self._in_place[index].own
@@ -202,6 +212,18 @@ def _in_place(chunk: Chunk, shards: Mapping[str, Shard]) -> _InPlace:
         ScatteredLayout(own, tensors[split:], 1),
         ScatteredLayout(segments[:split], tensors[:split], last),
     )
+
+
+def _memory(chunks: Sequence[Chunk], in_place: Sequence[_InPlace]) -> Memory:
+    """All of the parameters, by address."""
+    owned: dict[int, list[tuple[int, int]]] = {r: [] for r in sorted(chunks[0].senders)}
+    for chunk, parts in zip(chunks, in_place):
+        for peer, r in enumerate(chunk.senders[:-1]):
+            owned[r] += parts.others.runs(peer)
+        owned[chunk.rank] += parts.own.runs()
+    own = cpu.strips([owned[chunks[0].rank]])
+    everywhere = Span(0, torch.float32)
+    return Memory(cpu.strips(list(owned.values())), everywhere, everywhere, own, everywhere)
 
 
 def _updated(run: Piece, shard: Shard) -> Tensor:

@@ -1,0 +1,286 @@
+#include "shm/plain.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/frame.h"
+#include "cpu/float_mode.h"
+
+namespace zcomm::shm {
+namespace {
+
+// A tile's sums and codes stay in the L1 cache between the kernels.
+constexpr std::int64_t kTile = 1024;
+// Ranks of a host, at most: their regions of one tile are summed in one call.
+constexpr int kMostRanks = 128;
+
+std::int64_t width(GradType type) { return type == kGradF32 ? 4 : 2; }
+
+// Where a strip goes on.
+class Cursor {
+ public:
+  Cursor(const Strip& strip, Place place) : strip_(&strip), place_(place) {}
+
+  std::uint8_t* address() const {
+    return place_.base + (strip_->runs[run_].at + done_) * width(place_.type);
+  }
+  // How many of the next n elements follow each other in memory.
+  std::int64_t together(std::int64_t n) const { return std::min(n, strip_->runs[run_].n - done_); }
+  void skip(std::int64_t n) {
+    done_ += n;
+    if (done_ == strip_->runs[run_].n) {
+      ++run_;
+      done_ = 0;
+    }
+  }
+
+ private:
+  const Strip* strip_;
+  Place place_;
+  std::size_t run_ = 0;
+  std::int64_t done_ = 0;
+};
+
+// The numbers of one codec in a slot.
+class Format {
+ public:
+  explicit Format(const PlainJob& job)
+      : kernels_(*job.kernels), codec_(job.codec), bytes_(code_width(job.codec) / 8) {}
+
+  std::int64_t bytes() const { return bytes_; }
+
+  // NaNs keep their bits here: sums and get() give the canonical one.
+  void put(const std::uint8_t* from, GradType type, float prescale, std::int64_t n,
+           std::uint8_t* codes) const {
+    if (codec_ == kNone) {
+      kernels_.load[type][kResidualNone](from, prescale, nullptr, n,
+                                         reinterpret_cast<float*>(codes));
+      return;
+    }
+    alignas(64) float v[kTile];
+    for (std::int64_t a = 0; a < n; a += kTile) {
+      const std::int64_t m = std::min(kTile, n - a);
+      kernels_.load[type][kResidualNone](from + a * width(type), prescale, nullptr, m, v);
+      kernels_.encode_plain[codec_](v, m, codes + a * bytes_, nullptr);
+    }
+  }
+
+  void put_sums(const float* sums, std::int64_t n, std::uint8_t* codes) const {
+    kernels_.encode_plain[codec_](sums, n, codes, nullptr);
+  }
+
+  void get(const std::uint8_t* codes, std::int64_t n, std::uint8_t* to, GradType type) const {
+    if (type == kGradF32) {
+      sum(&codes, 1, n, reinterpret_cast<float*>(to));
+    } else {
+      std::memcpy(to, codes, n * bytes_);  // a half-precision tensor has the codec's own numbers
+    }
+  }
+
+  void sum(const std::uint8_t* const* codes, int count, std::int64_t n, float* out) const {
+    kernels_.decode_plain[codec_](codes, count, n, out, false);
+  }
+
+  void add(const float* sums, std::int64_t n, float* to) const {
+    kernels_.load[kGradF32][kResidualF32](sums, 1.0f, to, n, to);
+  }
+
+ private:
+  const Kernels& kernels_;
+  std::uint8_t codec_;
+  std::int64_t bytes_;
+};
+
+class Loop {
+ public:
+  Loop(Ring& ring, const PlainJob& job)
+      : ring_(ring),
+        job_(job),
+        format_(job),
+        me_(ring.rank()),
+        own_from_(job.reduce ? (*job.strips)[me_] : *job.own, job.reduce ? job.source : job.own_at),
+        own_to_(job.gather ? (*job.strips)[me_] : *job.own, job.gather ? job.target : job.own_at) {
+    const int regions = job.reduce ? ring.world() : 1;
+    region_nbytes_ = ring.slot_nbytes() / regions / 64 * 64;
+    part_ = region_nbytes_ / format_.bytes();
+    std::int64_t longest = 1;  // a job of nothing takes a step, in which its signature is compared
+    for (const Strip& strip : *job.strips) {
+      longest = std::max(longest, strip.numel);
+      sent_.emplace_back(strip, job.source);
+      collected_.emplace_back(strip, job.target);
+    }
+    steps_ = static_cast<std::uint32_t>((longest + part_ - 1) / part_);
+  }
+
+  std::uint32_t steps() const { return steps_; }
+
+  Seen run(std::uint32_t* at) {
+    const FloatMode mode;
+    const std::uint32_t first = ring_.next();
+    const std::uint32_t lag = job_.reduce && job_.gather ? 2 : 1;
+    for (std::uint32_t t = 0; t < steps_ + lag; ++t) {
+      if (t < steps_) {
+        *at = t;
+        const Seen seen = publish(first, t);
+        if (seen.state != State::kReached) return seen;
+      }
+      if (job_.reduce && t >= 1 && t - 1 < steps_) {
+        *at = t - 1;
+        const Seen seen = reduce(first, t - 1);
+        if (seen.state != State::kReached) return seen;
+      }
+      if (job_.gather && t >= lag) {
+        *at = t - lag;
+        const Seen seen = collect(first, t - lag);
+        if (seen.state != State::kReached) return seen;
+      }
+    }
+    return {State::kReached};
+  }
+
+ private:
+  // How many elements of a rank's strip step t has.
+  std::int64_t numel(int rank, std::uint32_t t) const {
+    const std::int64_t left = (*job_.strips)[rank].numel - static_cast<std::int64_t>(t) * part_;
+    return std::clamp<std::int64_t>(left, 0, part_);
+  }
+
+  // Where the numbers of `owner` are in the slot of `rank`.
+  std::uint8_t* region(int rank, std::uint32_t chunk, int owner) const {
+    return ring_.slot(rank, chunk) + (job_.reduce ? owner * region_nbytes_ : 0);
+  }
+
+  Seen publish(std::uint32_t first, std::uint32_t t) {
+    const std::uint32_t chunk = first + t;
+    const Seen seen = ring_.wait_free(chunk, job_.timeout_s, job_.spins);
+    if (seen.state != State::kReached) return seen;
+    ring_.take();
+    if (job_.reduce) {
+      for (int k = 1; k < ring_.world(); ++k) {  // no two ranks begin with the same owner
+        const int owner = (me_ + k) % ring_.world();
+        put(sent_[owner], numel(owner, t), region(me_, chunk, owner));
+      }
+    } else {
+      put_own(numel(me_, t), region(me_, chunk, me_));
+    }
+    ring_.publish(chunk, job_.signature);
+    if (!job_.reduce) ring_.done(kReduced, chunk);
+    return seen;
+  }
+
+  void put(Cursor& from, std::int64_t n, std::uint8_t* codes) const {
+    while (n > 0) {
+      const std::int64_t m = from.together(n);
+      format_.put(from.address(), job_.source.type, job_.prescale, m, codes);
+      from.skip(m);
+      codes += m * format_.bytes();
+      n -= m;
+    }
+  }
+
+  // What this rank owns, into its slot, and from there to its own place in the tensor.
+  void put_own(std::int64_t n, std::uint8_t* codes) {
+    while (n > 0) {
+      const std::int64_t m = own_to_.together(own_from_.together(n));
+      format_.put(own_from_.address(), job_.own_at.type, job_.prescale, m, codes);
+      format_.get(codes, m, own_to_.address(), job_.target.type);
+      own_from_.skip(m);
+      own_to_.skip(m);
+      codes += m * format_.bytes();
+      n -= m;
+    }
+  }
+
+  Seen reduce(std::uint32_t first, std::uint32_t t) {
+    const std::uint32_t chunk = first + t;
+    const Seen seen = ring_.wait(kPublished, chunk, job_.timeout_s, job_.spins);
+    if (seen.state != State::kReached) return seen;
+    const std::int64_t n = numel(me_, t);
+    for (std::int64_t a = 0; a < n;) {
+      const std::int64_t m = own_to_.together(own_from_.together(std::min(kTile, n - a)));
+      sum_tile(chunk, a * format_.bytes(), m);
+      own_from_.skip(m);
+      own_to_.skip(m);
+      a += m;
+    }
+    ring_.done(kReduced, chunk);
+    if (!job_.gather) ring_.done(kCollected, chunk);
+    return seen;
+  }
+
+  void sum_tile(std::uint32_t chunk, std::int64_t offset, std::int64_t n) const {
+    alignas(64) std::uint8_t own[4 * kTile];
+    alignas(64) float sums[kTile];
+    const std::uint8_t* codes[kMostRanks];
+    format_.put(own_from_.address(), job_.source.type, job_.prescale, n, own);
+    for (int r = 0; r < ring_.world(); ++r) codes[r] = region(r, chunk, me_) + offset;
+    codes[me_] = own;
+    float* const out = reinterpret_cast<float*>(own_to_.address());
+    if (job_.gather) {
+      std::uint8_t* const result = region(me_, chunk, me_) + offset;
+      format_.sum(codes, ring_.world(), n, sums);
+      format_.put_sums(sums, n, result);
+      format_.get(result, n, own_to_.address(), job_.target.type);
+    } else if (job_.accumulate) {
+      format_.sum(codes, ring_.world(), n, sums);
+      format_.add(sums, n, out);
+    } else {
+      format_.sum(codes, ring_.world(), n, out);
+    }
+  }
+
+  Seen collect(std::uint32_t first, std::uint32_t t) {
+    const std::uint32_t chunk = first + t;
+    const Counter ready = job_.reduce ? kReduced : kPublished;
+    const Seen seen = ring_.wait(ready, chunk, job_.timeout_s, job_.spins);
+    if (seen.state != State::kReached) return seen;
+    for (int k = 1; k < ring_.world(); ++k) {
+      const int owner = (me_ + k) % ring_.world();
+      get(region(owner, chunk, owner), numel(owner, t), collected_[owner]);
+    }
+    ring_.done(kCollected, chunk);
+    return seen;
+  }
+
+  void get(const std::uint8_t* codes, std::int64_t n, Cursor& to) const {
+    while (n > 0) {
+      const std::int64_t m = to.together(n);
+      format_.get(codes, m, to.address(), job_.target.type);
+      to.skip(m);
+      codes += m * format_.bytes();
+      n -= m;
+    }
+  }
+
+  Ring& ring_;
+  const PlainJob& job_;
+  Format format_;
+  int me_;
+  std::int64_t region_nbytes_, part_;
+  std::uint32_t steps_;
+  std::vector<Cursor> sent_, collected_;
+  Cursor own_from_, own_to_;
+};
+
+}  // namespace
+
+Strip::Strip(std::vector<Run> given) {
+  for (const Run& run : given) {
+    if (run.n == 0) continue;
+    if (!runs.empty() && runs.back().at + runs.back().n == run.at) {
+      runs.back().n += run.n;
+    } else {
+      runs.push_back(run);
+    }
+    numel += run.n;
+  }
+}
+
+Outcome run(Ring& ring, const PlainJob& job) {
+  Loop loop(ring, job);
+  Outcome outcome{{}, 0, loop.steps()};
+  outcome.seen = loop.run(&outcome.step);
+  return outcome;
+}
+
+}  // namespace zcomm::shm

@@ -1,0 +1,185 @@
+"""The order of chunks among the ranks of a host, which share memory.
+
+A chunk is never sent: this rank encodes it into its own slot of the ring, and its peers decode it
+from there. Three steps bring it through:
+
+    publish   encode the tensor into this rank's slot         for each owner its frame
+    reduce    sum this rank's frame of every slot, encode     the sum replaces its own frame
+    collect   decode every owner's frame where it lies        the tensor
+
+While chunk i is published, chunk i - 1 is reduced and chunk i - 2 collected, so a rank seldom waits
+for what another has not finished. A reduce-scatter ends with the sum; an all-gather starts with the
+encoding of what this rank owns. A job whose chunks do not fit into a slot goes over the channels.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from os import sched_getaffinity
+from time import perf_counter
+
+from zcomm.engine.buffers import SharedSlot
+from zcomm.engine.cpu import CpuRunner
+from zcomm.engine.inbox import Inbox
+from zcomm.engine.job import Job
+from zcomm.engine.pipeline import Pipeline
+from zcomm.engine.plain import Plain, plain_of, run_plain, sent_nbytes
+from zcomm.engine.transit import Transit
+from zcomm.engine.waiting import signature_number
+from zcomm.transport.channels import Transport
+from zcomm.transport.shared_memory.ring import Counter, Ring, RingError, State
+from zcomm.wire.header import WireError
+
+# How often a rank looks before it sleeps, if every rank has a processor and nothing else to do.
+_SPINS = 2000
+
+
+class HostRunner:
+    """Runs jobs in the order of submission, each to its end."""
+
+    def __init__(self, transport: Transport, threads: int | None = None) -> None:
+        assert isinstance(transport.ring, Ring)
+        self._ring, self._transport = transport.ring, transport
+        self._channels = CpuRunner(transport, threads)
+        self.pipeline = self._channels.pipeline
+        self._may_spin = len(sched_getaffinity(0)) >= transport.world_size
+
+    def serve(self, inbox: Inbox) -> None:
+        """Runs jobs until it is told to stop."""
+        while True:
+            self._serve_one(inbox)
+
+    def _serve_one(self, inbox: Inbox) -> None:
+        """In a frame of its own: a job that serve() still held would keep its model alive."""
+        job = inbox.take()
+        assert isinstance(job, Job)
+        spins = _SPINS if self._may_spin and job.awaited else 0
+        plain = plain_of(job)
+        if plain is not None:
+            self._run_plain(plain, job, spins)
+        elif job.chunks.raw or job.chunks.largest_nbytes > self._ring.slot_nbytes:
+            self._transport.connect_late()
+            self._channels.run(job, inbox)
+            return
+        else:
+            run = _Run(self._ring, self.pipeline, job, spins)
+            with self._failures(job, lambda: str(run)):
+                run.run()
+        inbox.finish(job)
+
+    def _run_plain(self, plain: Plain, job: Job, spins: int) -> None:
+        counters = self.pipeline.counters
+        part = "its start"
+        with self._failures(job, lambda: f"{job.what}, {part}"), counters.time("wait_s", "ring"):
+            end = run_plain(self._ring, plain, job, signature_number(job.signature), spins)
+            part = f"part {end.step + 1} of {end.steps}"
+            self._ring.expect(end.seen)
+        for chunk in job.chunks:
+            self.pipeline.count(job, chunk)
+        counters.add_shared(sent_nbytes(plain, job))
+
+    @contextmanager
+    def _failures(self, job: Job, where: Callable[[], str]) -> Iterator[None]:
+        """Turns errors of the ring into those that users see."""
+        started = perf_counter()
+        try:
+            yield
+        except RingError as error:
+            waited_s = perf_counter() - started
+            raise self._failure(error, job, where(), waited_s) from error
+
+    def _failure(self, error: RingError, job: Job, where: str, waited_s: float) -> Exception:
+        notes, rank = self._transport.notes, self._transport.ranks[error.rank]
+        if error.state is State.OTHER_JOB:
+            return notes.disagreement(job.signature)
+        if error.state is State.BROKEN:
+            me = self._transport.ranks[self._transport.rank]
+            return WireError(f"rank {me}: {where}: corrupted counter of rank {rank}: {error}", rank)
+        dead = rank if error.state is State.DIED else None
+        return notes.failure(where, None, waited_s, dead)
+
+
+class _Run:
+    """A job on its way through the ring."""
+
+    def __init__(self, ring: Ring, pipeline: Pipeline, job: Job, spins: int) -> None:
+        self._ring, self._pipeline, self._job, self._spins = ring, pipeline, job, spins
+        self._signature = signature_number(job.signature)
+        self._reduce, self._gather = job.collective
+        self._transits: list[Transit] = []
+        self._place = f"{job.what}, before its first chunk"
+
+    def __str__(self) -> str:
+        return self._place
+
+    def run(self) -> None:
+        count = len(self._job.chunks)
+        lag = 2 if self._reduce and self._gather else 1
+        for i in range(count + lag):
+            if i < count:
+                self._publish(i)
+            if self._reduce and 1 <= i <= count:
+                self._sum(self._transits[i - 1])
+            if self._gather and i >= lag:
+                self._collect(self._transits[i - lag])
+        if not count:
+            self._meet()
+
+    def _meet(self) -> None:
+        """A job of nothing: its ranks only compare signatures."""
+        number = self._take()
+        self._ring.publish(number, self._signature)
+        self._wait(Counter.PUBLISHED, number)
+        self._ring.done(Counter.REDUCED, number)
+        self._ring.done(Counter.COLLECTED, number)
+
+    def _publish(self, index: int) -> None:
+        number = self._take()
+        transit = Transit(self._job, index, SharedSlot(self._ring, number), ())
+        self._transits.append(transit)
+        if self._reduce:
+            self._at(transit, "reduce-scatter")
+            self._pipeline.encode(transit)
+            self._pipeline.counters.add_shared(transit.chunk.others_nbytes)
+        else:
+            self._at(transit, "all-gather")
+            self._pipeline.encode_owned(transit)
+            self._share_own(transit)
+        self._ring.publish(number, self._signature)
+        if not self._reduce:
+            self._ring.done(Counter.REDUCED, number)
+
+    def _sum(self, transit: Transit) -> None:
+        number = self._at(transit, "reduce-scatter")
+        self._wait(Counter.PUBLISHED, number)
+        if self._gather:
+            self._pipeline.encode_sum(transit)
+            self._share_own(transit)
+        else:
+            self._pipeline.sum(transit)
+        self._ring.done(Counter.REDUCED, number)
+        if not self._gather:
+            self._ring.done(Counter.COLLECTED, number)
+
+    def _collect(self, transit: Transit) -> None:
+        number = self._at(transit, "all-gather")
+        self._wait(Counter.REDUCED if self._reduce else Counter.PUBLISHED, number)
+        self._pipeline.decode(transit)
+        self._ring.done(Counter.COLLECTED, number)
+
+    def _share_own(self, transit: Transit) -> None:
+        self._pipeline.counters.add_shared(transit.chunk.rows_nbytes)
+
+    def _at(self, transit: Transit, hop: str) -> int:
+        """Notes where errors happen; returns the number of the chunk in the ring."""
+        transit.hop = hop
+        self._place = str(transit)
+        assert isinstance(transit.slot, SharedSlot)
+        return transit.slot.number
+
+    def _take(self) -> int:
+        with self._pipeline.counters.time("wait_s", "wait"):
+            return self._ring.take(self._spins)
+
+    def _wait(self, counter: Counter, number: int) -> None:
+        with self._pipeline.counters.time("wait_s", "wait"):
+            self._ring.wait(counter, number, self._spins)
