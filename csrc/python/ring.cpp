@@ -105,6 +105,7 @@ void bind_ring(py::module_& m) {
       .def("done", [](Ring& ring, int counter,
                       std::uint32_t chunk) { ring.done(static_cast<Counter>(counter), chunk); })
       .def("give_up", &Ring::give_up)
+      .def("interrupt", &Ring::interrupt)
       .def("run_plain", &run_plain);
 }
 

@@ -103,6 +103,7 @@ Seen Ring::wait(Counter counter, std::uint32_t chunk, double timeout_s, int spin
     sleep_on(seen.rank, counter, chunk, std::min(left_s, kRestS));
     seen = look(counter, chunk);
     if (seen.state != State::kNotYet) return seen;
+    if (interrupted_.load(std::memory_order_relaxed)) return {State::kInterrupted, seen.rank};
     if (now_s() < asked + kRestS && timeout_s > kRestS) continue;
     asked = now_s();
     const Seen found = trouble(seen.rank);

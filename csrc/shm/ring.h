@@ -53,7 +53,7 @@ struct Peer {
 };
 
 // What a look at the peers found. All but kReached and kNotYet are final.
-enum class State { kReached, kNotYet, kDied, kGaveUp, kBroken, kOtherJob };
+enum class State { kReached, kNotYet, kDied, kGaveUp, kBroken, kOtherJob, kInterrupted };
 
 struct Seen {
   State state;
@@ -100,6 +100,9 @@ class Ring {
 
   void give_up();
 
+  // From another thread: a wait that would go on ends soon, and so do later ones.
+  void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
+
  private:
   struct Known {
     std::uint32_t counters[kCounters] = {};  // the last ones that were seen
@@ -120,6 +123,7 @@ class Ring {
   std::vector<Known> known_;
   std::uint64_t signatures_[kMostSlots] = {};
   bool is_done_[kCounters][kMostSlots] = {};
+  std::atomic<bool> interrupted_{false};
 };
 
 }  // namespace zcomm::shm

@@ -19,7 +19,7 @@ from time import perf_counter
 
 from zcomm.engine.buffers import SharedSlot
 from zcomm.engine.cpu import CpuRunner
-from zcomm.engine.inbox import Inbox
+from zcomm.engine.inbox import Inbox, stopped
 from zcomm.engine.job import Job
 from zcomm.engine.pipeline import Pipeline
 from zcomm.engine.plain import Plain, plain_of, run_plain, sent_nbytes
@@ -88,6 +88,8 @@ class HostRunner:
             raise self._failure(error, job, where(), waited_s) from error
 
     def _failure(self, error: RingError, job: Job, where: str, waited_s: float) -> Exception:
+        if error.state is State.INTERRUPTED:
+            return stopped()
         notes, rank = self._transport.notes, self._transport.ranks[error.rank]
         if error.state is State.OTHER_JOB:
             return notes.disagreement(job.signature)

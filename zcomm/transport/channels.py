@@ -147,6 +147,11 @@ class Transport:
         if isinstance(self.ring, Ring):
             self.ring.give_up()
 
+    def interrupt(self) -> None:
+        """From another thread: the engine is to stop and must not wait for its peers."""
+        if isinstance(self.ring, Ring):
+            self.ring.interrupt()
+
     def abandon(self) -> None:
         for channel in self._all_channels():
             channel.abandon()

@@ -41,6 +41,7 @@ class State(IntEnum):
     GAVE_UP = 3
     BROKEN = 4
     OTHER_JOB = 5
+    INTERRUPTED = 6
 
 
 class RingError(RuntimeError):
@@ -117,12 +118,17 @@ class Ring:
             State.GAVE_UP: "it gave up",
             State.BROKEN: f"expected {name} from {least} to {most}, got {got}",
             State.OTHER_JOB: "another call",
+            State.INTERRUPTED: "this rank's engine was stopped",
         }
         raise RingError(state, rank, text[state])
 
     def give_up(self) -> None:
         """Tells the others that this rank does nothing more."""
         self.native.give_up()
+
+    def interrupt(self) -> None:
+        """From another thread: ends a wait under way, and later ones."""
+        self.native.interrupt()
 
     def nbytes(self) -> int:
         """The memory of this rank's own segment."""
