@@ -80,12 +80,15 @@ Seen Ring::look_at(int rank, Counter counter, std::uint32_t chunk) {
 }
 
 Seen Ring::look(Counter counter, std::uint32_t chunk) {
+  Seen found{State::kReached};
   for (int r = 0; r < world(); ++r) {
     if (r == rank_) continue;
     const Seen seen = look_at(r, counter, chunk);
-    if (seen.state != State::kReached) return seen;
+    // A rank that is late hides nothing that is wrong with those behind it.
+    if (seen.state != State::kReached && seen.state != State::kNotYet) return seen;
+    if (found.state == State::kReached) found = seen;
   }
-  return {State::kReached};
+  return found;
 }
 
 Seen Ring::wait(Counter counter, std::uint32_t chunk, double timeout_s, int spins) {
