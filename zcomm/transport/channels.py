@@ -13,6 +13,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -123,10 +124,14 @@ class Transport:
             return
         self._connect()
         # gloo cannot finish connecting to a rank that is through with it and closes at once.
-        ones = [1] * self.world_size
-        for channel in self._all_channels():
-            everyone, mine = (torch.zeros(self.world_size, dtype=torch.uint8) for _ in range(2))
-            channel.all_to_all(everyone, mine, ones, ones).wait()
+        ones, started = [1] * self.world_size, perf_counter()
+        try:
+            for channel in self._all_channels():
+                everyone, mine = (torch.zeros(self.world_size, dtype=torch.uint8) for _ in range(2))
+                channel.all_to_all(everyone, mine, ones, ones).wait()
+        except RuntimeError as error:
+            what = "the first exchange that does not fit into shared memory"
+            raise self.notes.failure(what, error, perf_counter() - started) from error
 
     def signatures(self) -> Channel:
         """The channel over which signatures are compared."""
