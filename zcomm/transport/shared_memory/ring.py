@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zcomm import kernels
+from zcomm.kernels.cpu import CpuKernels
 from zcomm.transport.handshake import Caller
 from zcomm.transport.shared_memory.segment import NoSharedMemory
 from zcomm.transport.shared_memory.sharing import SharedMemory, share
@@ -146,13 +148,23 @@ def make_ring(caller: Caller, deadline_s: float) -> Ring | NoSharedMemory:
 
     rank, world_size = dist.get_rank(caller.group), dist.get_world_size(caller.group)
     nbytes = slot_nbytes(world_size)
-    memory = share(_core.CONTROL_NBYTES + SLOTS * nbytes, caller)
+    memory = share(_core.CONTROL_NBYTES + SLOTS * nbytes, caller, _own_problem())
     if isinstance(memory, NoSharedMemory):
         return memory
     if len(memory.peers) < world_size - 1:
         memory.close()
         return NoSharedMemory("the ranks of the group are on several hosts")
     return Ring(memory, rank, world_size, nbytes, deadline_s)
+
+
+def _own_problem() -> str:
+    """Why this rank must not share memory; empty if it may.
+
+    Where to take plain jobs through the ring depends on the kernels, and has to be the same for all
+    ranks.
+    """
+    used = kernels.select(torch.device("cpu"))
+    return "" if isinstance(used, CpuKernels) else f"expected kernels 'cpu', got {used.name!r}"
 
 
 def _bytes_at(address: int, nbytes: int) -> Tensor:
