@@ -11,8 +11,6 @@ namespace {
 
 // A tile's sums and codes stay in the L1 cache between the kernels.
 constexpr std::int64_t kTile = 1024;
-// Ranks of a host, at most: their regions of one tile are summed in one call.
-constexpr int kMostRanks = 128;
 
 std::int64_t width(GradType type) { return type == kGradF32 ? 4 : 2; }
 

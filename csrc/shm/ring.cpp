@@ -55,8 +55,9 @@ Ring::Ring(int rank, std::vector<Peer> ranks, int slots, std::int64_t slot_nbyte
       known_(ranks_.size()) {
   // Slot numbers go on where chunk numbers wrap around only if 2^32 is a multiple of the slots.
   if (!is_power_of_2(slots) || slots < 2 || slots > kMostSlots || slot_nbytes < 64 ||
-      slot_nbytes % 64 != 0 || rank < 0 || rank >= world()) {
-    throw std::invalid_argument("Ring: expected 2, 4 or 8 slots of whole cache lines, and a rank");
+      slot_nbytes % 64 != 0 || rank < 0 || rank >= world() || world() > kMostRanks) {
+    throw std::invalid_argument(
+        "Ring: expected 2, 4 or 8 slots of whole cache lines, and a rank of 128");
   }
 }
 

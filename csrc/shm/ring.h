@@ -25,6 +25,8 @@
 namespace zcomm::shm {
 
 inline constexpr int kMostSlots = 8;
+// Of a host: what is looked up for each of them has room on the stack.
+inline constexpr int kMostRanks = 128;
 inline constexpr std::int64_t kControlBytes = 4096;
 
 enum Counter { kPublished, kReduced, kCollected, kCounters };

@@ -147,6 +147,8 @@ def make_ring(caller: Caller, deadline_s: float) -> Ring | NoSharedMemory:
     from zcomm import _core
 
     rank, world_size = dist.get_rank(caller.group), dist.get_world_size(caller.group)
+    if world_size > _core.MOST_RANKS:
+        return NoSharedMemory(f"expected {_core.MOST_RANKS} ranks at most, got {world_size}")
     nbytes = slot_nbytes(world_size)
     memory = share(_core.CONTROL_NBYTES + SLOTS * nbytes, caller, _own_problem())
     if isinstance(memory, NoSharedMemory):
