@@ -10,7 +10,7 @@ import zcomm
 
 def call_and_go(rank: int, world_size: int) -> None:
     """Rank 0 waits for the others in three engines, whose threads are in native code, and never
-    destroys its process group. The others end first."""
+    destroys its process group."""
     calls = [
         ("none", torch.ones(100)),
         ("lm4", torch.ones(100)),

@@ -124,11 +124,9 @@ def test_nothing_is_left_of_ranks_that_were_killed() -> None:
     assert not {name for name in set(os.listdir("/dev/shm")) - shm if "zcomm" in name}
 
 
-def test_processes_end_with_calls_under_way() -> None:
-    """Whole interpreters, which also run what is registered for their end."""
-    started = time.monotonic()
+def test_a_process_ends_with_calls_under_way() -> None:
+    """A whole interpreter, which also runs what is registered for its end. Its peer lives on."""
     with real_ranks.World(2) as world:  # whose end fails if an exit code is not 0
         world.run(call_and_go)
-        ended = time.monotonic()
-    print(f"{ended - started:.1f} s to start, {time.monotonic() - ended:.1f} s to end")
-    assert time.monotonic() - ended < 9.0
+        world.ranks[0].pipe.close()
+        assert world.ranks[0].process.wait(timeout=6.0) == 0
