@@ -21,7 +21,7 @@ from raised import Raised, raised
 from ranks import World, run_ranks
 from segment_party import mapped_segments, open_fds
 from shared_ranks import engine_of, group_over, over, ring_of, same_bits
-from zcomm import kernels
+from zcomm import _core, kernels
 from zcomm.transport.shared_memory.ring import Ring
 from zcomm.transport.shared_memory.segment import NoSharedMemory
 
@@ -264,3 +264,17 @@ def test_one_rank_without_shared_memory_means_gloo_for_all(
     three_ranks: World, way: str, reason: str
 ) -> None:
     assert set(three_ranks.run(turn_off_on_one, way)) == {reason}
+
+
+def be_too_many(rank: int, world_size: int) -> str:
+    group = dist.new_group(range(3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "MOST_RANKS", 2)
+        assert torch.equal(reduced(rank, group), reduced(rank, group_over("gloo", range(3))))
+    found = engine_of(group).transport.ring
+    assert isinstance(found, NoSharedMemory)
+    return found.reason
+
+
+def test_more_ranks_than_there_is_room_for_use_gloo(three_ranks: World) -> None:
+    assert set(three_ranks.run(be_too_many)) == {"expected 2 ranks at most, got 3"}
