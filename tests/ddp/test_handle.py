@@ -28,6 +28,7 @@ from ddp_training import (
     train,
 )
 from ranks import World
+from zcomm.transport.shared_memory.ring import segment_nbytes
 
 pytest_plugins = ["ddp_ranks"]
 
@@ -166,6 +167,9 @@ def test_the_engine_ends_with_its_model(pair: World) -> None:
         assert left <= 0
 
 
+SEGMENT_NBYTES = segment_nbytes(2)
+
+
 def counted(rank: int, world_size: int) -> Any:
     ddp = wrapped()
     handle = zcomm.compress(ddp, "lm4", feedback=True)
@@ -188,7 +192,8 @@ def test_stats_count_steps_and_bytes(pair: World) -> None:
         assert seen[0].ratio == 1.0
         for name in ("encode_s", "wait_s", "decode_s", "exposed_s"):
             assert 0 < getattr(seen[2], name) < getattr(seen[3], name)
-        assert 0 < buffer_nbytes < 4 * NUMEL
+        assert 0 < buffer_nbytes - SEGMENT_NBYTES < 4 * NUMEL
+        assert all(stats.shared_bytes == stats.wire_bytes for stats in seen)
     # All elements on each rank, plus the run it owns.
     assert sum(nbytes for _, nbytes, _ in results) == 3 * 4 * sum(COMPRESSED.values())
 

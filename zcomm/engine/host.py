@@ -25,6 +25,7 @@ from zcomm.engine.pipeline import Pipeline
 from zcomm.engine.plain import Plain, plain_of, run_plain, sent_nbytes
 from zcomm.engine.transit import Transit
 from zcomm.engine.waiting import signature_number
+from zcomm.torch_private.autograd import Range
 from zcomm.transport.channels import Transport
 from zcomm.transport.shared_memory.ring import Counter, Ring, RingError, State
 from zcomm.wire.header import WireError
@@ -61,15 +62,15 @@ class HostRunner:
             self._channels.run(job, inbox)
             return
         else:
-            run = _Run(self._ring, self.pipeline, job, spins)
-            with self._failures(job, lambda: str(run)):
-                run.run()
+            turns = Turns(self._ring, self.pipeline, job, spins)
+            with self._failures(job, lambda: str(turns)):
+                turns.run()
         inbox.finish(job)
 
     def _run_plain(self, plain: Plain, job: Job, spins: int) -> None:
         counters = self.pipeline.counters
         part = "its start"
-        with self._failures(job, lambda: f"{job.what}, {part}"), counters.time("wait_s", "ring"):
+        with self._failures(job, lambda: f"{job.what}, {part}"), counters.time("wait_s", "wait"):
             end = run_plain(self._ring, plain, job, signature_number(job.signature), spins)
             part = f"part {end.step + 1} of {end.steps}"
             self._ring.expect(end.seen)
@@ -98,8 +99,8 @@ class HostRunner:
         return notes.failure(where, None, waited_s, dead)
 
 
-class _Run:
-    """A job on its way through the ring."""
+class Turns:
+    """A job on its way through the ring, chunk by chunk."""
 
     def __init__(self, ring: Ring, pipeline: Pipeline, job: Job, spins: int) -> None:
         self._ring, self._pipeline, self._job, self._spins = ring, pipeline, job, spins
@@ -144,7 +145,8 @@ class _Run:
             self._at(transit, "all-gather")
             self._pipeline.encode_owned(transit)
             self._share_own(transit)
-        self._ring.publish(number, self._signature)
+        with Range("zcomm::send"):
+            self._ring.publish(number, self._signature)
         if not self._reduce:
             self._ring.done(Counter.REDUCED, number)
 

@@ -18,6 +18,7 @@ from zcomm.transport.shared_memory.segment import NoSharedMemory
 from zcomm.transport.shared_memory.sharing import SharedMemory, share
 
 SLOTS = 4
+_CONTROL_NBYTES = 4096
 # All slots of all ranks, as far as the least allows: they should stay in the cache.
 _TOTAL_NBYTES = 8 << 20
 # Room for any row of pieces (65,536 elements, at most 4 bytes each) and its headers.
@@ -56,19 +57,28 @@ def slot_nbytes(world_size: int) -> int:
     return max(_TOTAL_NBYTES // (SLOTS * world_size) // 4096 * 4096, _LEAST_SLOT_NBYTES)
 
 
+def segment_nbytes(world_size: int) -> int:
+    """The memory that each rank shares."""
+    return _CONTROL_NBYTES + SLOTS * slot_nbytes(world_size)
+
+
+def chunk_nbytes(world_size: int) -> int:
+    """The bodies that a slot has room for, next to their headers."""
+    return slot_nbytes(world_size) - 64 * world_size
+
+
 class Ring:
     """The ring of a group all of whose ranks are on one host.
 
     One thread uses it. Every wait ends at `deadline_s`.
     """
 
-    def __init__(
-        self, memory: SharedMemory, rank: int, world_size: int, nbytes: int, deadline_s: float
-    ) -> None:
+    def __init__(self, memory: SharedMemory, rank: int, world_size: int, deadline_s: float) -> None:
         from zcomm import _core
 
+        nbytes = slot_nbytes(world_size)
         self.rank, self.world_size, self.slot_nbytes = rank, world_size, nbytes
-        self.deadline_s = deadline_s
+        self.chunk_nbytes, self.deadline_s = chunk_nbytes(world_size), deadline_s
         self._memory = memory
         peers = {r: (peer.address, peer.life_fd) for r, peer in memory.peers.items()}
         ranks = [peers.get(r, (memory.segment.address, -1)) for r in range(world_size)]
@@ -77,11 +87,6 @@ class Ring:
             [_bytes_at(self.native.slot(r, i), nbytes) for i in range(SLOTS)]
             for r in range(world_size)
         ]
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """The bodies that a slot has room for, next to their headers."""
-        return self.slot_nbytes - 64 * self.world_size
 
     def slot(self, rank: int, chunk: int) -> Tensor:
         """The bytes of a rank's slot; only this rank's own may be written."""
@@ -136,17 +141,14 @@ class Ring:
 
 def make_ring(caller: Caller, deadline_s: float) -> Ring | NoSharedMemory:
     """The ring of a group, or why there is none. All ranks of the group call it."""
-    from zcomm import _core
-
     rank, world_size = dist.get_rank(caller.group), dist.get_world_size(caller.group)
-    nbytes = slot_nbytes(world_size)
-    memory = share(_core.CONTROL_NBYTES + SLOTS * nbytes, caller)
+    memory = share(segment_nbytes(world_size), caller)
     if isinstance(memory, NoSharedMemory):
         return memory
     if len(memory.peers) < world_size - 1:
         memory.close()
         return NoSharedMemory("the ranks of the group are on several hosts")
-    return Ring(memory, rank, world_size, nbytes, deadline_s)
+    return Ring(memory, rank, world_size, deadline_s)
 
 
 def _bytes_at(address: int, nbytes: int) -> Tensor:
