@@ -11,6 +11,9 @@ namespace {
 
 // A tile's sums and codes stay in the L1 cache between the kernels.
 constexpr std::int64_t kTile = 1024;
+// A tensor is summed by every rank, in one exchange instead of two, if the ranks then read no more
+// than this: it takes less time than to wait once more.
+constexpr std::int64_t kAtOnce = 64 << 10;
 // Ranks of a host, at most: their regions of one tile are summed in one call.
 constexpr int kMostRanks = 128;
 
@@ -110,6 +113,39 @@ class Loop {
       collected_.emplace_back(strip, job.target);
     }
     steps_ = static_cast<std::uint32_t>((longest + part_ - 1) / part_);
+  }
+
+  // A whole all-reduce in one exchange: every rank publishes all that it has, and sums all of it.
+  bool is_small() const {
+    std::int64_t nbytes = 0;
+    for (const Strip& strip : *job_.strips) nbytes += strip.numel * format_.bytes();
+    return job_.reduce && job_.gather && nbytes <= ring_.slot_nbytes() &&
+           nbytes * ring_.world() <= kAtOnce;
+  }
+
+  Seen run_at_once() {
+    const FloatMode mode;
+    const std::uint32_t chunk = ring_.next();
+    Seen seen = ring_.wait_free(chunk, job_.timeout_s, job_.spins);
+    if (seen.state != State::kReached) return seen;
+    std::uint8_t* codes = ring_.slot(me_, ring_.take());
+    for (std::size_t owner = 0; owner < sent_.size(); ++owner) {
+      const std::int64_t n = (*job_.strips)[owner].numel;
+      put(sent_[owner], n, codes);
+      codes += n * format_.bytes();
+    }
+    ring_.publish(chunk, job_.signature);
+    ring_.done(kReduced, chunk);
+    seen = ring_.wait(kPublished, chunk, job_.timeout_s, job_.spins);
+    if (seen.state != State::kReached) return seen;
+    std::int64_t at = 0;
+    for (std::size_t owner = 0; owner < collected_.size(); ++owner) {
+      const std::int64_t n = (*job_.strips)[owner].numel;
+      sum_strip(chunk, at, n, collected_[owner]);
+      at += n * format_.bytes();
+    }
+    ring_.done(kCollected, chunk);
+    return seen;
   }
 
   std::uint32_t steps() const { return steps_; }
@@ -229,6 +265,23 @@ class Loop {
     }
   }
 
+  // The sums of n elements that lie at an offset of every slot, as the owner would send them.
+  void sum_strip(std::uint32_t chunk, std::int64_t offset, std::int64_t n, Cursor& to) const {
+    alignas(64) std::uint8_t result[4 * kTile];
+    alignas(64) float sums[kTile];
+    const std::uint8_t* codes[kMostRanks];
+    while (n > 0) {
+      const std::int64_t m = to.together(std::min(kTile, n));
+      for (int r = 0; r < ring_.world(); ++r) codes[r] = ring_.slot(r, chunk) + offset;
+      format_.sum(codes, ring_.world(), m, sums);
+      format_.put_sums(sums, m, result);
+      format_.get(result, m, to.address(), job_.target.type);
+      to.skip(m);
+      offset += m * format_.bytes();
+      n -= m;
+    }
+  }
+
   Seen collect(std::uint32_t first, std::uint32_t t) {
     const std::uint32_t chunk = first + t;
     const Counter ready = job_.reduce ? kReduced : kPublished;
@@ -278,6 +331,7 @@ Strip::Strip(std::vector<Run> given) {
 
 Outcome run(Ring& ring, const PlainJob& job) {
   Loop loop(ring, job);
+  if (loop.is_small()) return {loop.run_at_once(), 0, 1};
   Outcome outcome{{}, 0, loop.steps()};
   outcome.seen = loop.run(&outcome.step);
   return outcome;
