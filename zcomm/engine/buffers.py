@@ -1,12 +1,24 @@
 """Frames: a chunk's bytes in the memory of a slot, and the all-to-all of each hop."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from zcomm.sharding.chunks import Chunk
 from zcomm.transport.shared_memory.ring import Ring
+
+
+class AnySlot(Protocol):
+    """Where a chunk's bytes lie: this rank's wire, and what it gets from the others."""
+
+    wire: Tensor
+
+    def received(self, frames: "Frames", /) -> list[Tensor]:
+        """This rank's frame from every other rank, in the order of the group."""
+
+    def gathered(self, frames: "Frames", /) -> Tensor | list[Tensor]:
+        """The frames of the other ranks, in the order of the wire: one range, or where they lie."""
 
 
 class Slot:
@@ -26,12 +38,10 @@ class Slot:
         return self.wire.nbytes + self.rows.nbytes
 
     def received(self, frames: "Frames") -> list[Tensor]:
-        """This rank's frame from every other rank, in the order of the group."""
         rows, nbytes = frames.rows, frames.chunk.own_nbytes
         return [rows[i * nbytes : (i + 1) * nbytes] for i in range(frames.chunk.wire.peers - 1)]
 
     def gathered(self, frames: "Frames") -> Tensor | list[Tensor]:
-        """The frames of the other ranks, in the order of the wire."""
         return frames.others
 
 
@@ -46,13 +56,12 @@ class SharedSlot:
         self.wire = ring.slot(ring.rank, number)
 
     def received(self, frames: "Frames") -> list[Tensor]:
-        """This rank's frame from every other rank, in the order of the group."""
         nbytes, starts = frames.chunk.own_nbytes, frames.chunk.starts_at_peers
         slots = (self._ring.slot(r, self.number) for r in starts)
         return [slot[start : start + nbytes] for slot, start in zip(slots, starts.values())]
 
     def gathered(self, frames: "Frames") -> Tensor | list[Tensor]:
-        """The frames of the other ranks: the last one of each rank's wire."""
+        # The last one of each rank's wire.
         chunk, end = frames.chunk, frames.chunk.wire.wire_nbytes
         sizes = zip(chunk.senders[:-1], chunk.wire.frame_nbytes)
         return [self._ring.slot(r, self.number)[end - nbytes : end] for r, nbytes in sizes]
@@ -62,7 +71,7 @@ class Frames(NamedTuple):
     """A chunk's views of a slot's memory; its wire begins at `start`."""
 
     chunk: Chunk
-    slot: Slot | SharedSlot
+    slot: AnySlot
     start: int = 0
 
     @property

@@ -16,6 +16,7 @@ import torch
 from zcomm.engine.buffers import Slot
 from zcomm.engine.inbox import Inbox
 from zcomm.engine.job import Job, Marker
+from zcomm.engine.parcel import ParcelSlot, is_small, parcel_nbytes
 from zcomm.engine.pipeline import Pipeline
 from zcomm.engine.transit import Stage, Transit
 from zcomm.engine.waiting import Check, Waiting
@@ -40,6 +41,8 @@ class CpuRunner:
         # A new thread would ask torch for its own count, which is not the user's.
         self.pipeline = Pipeline(transport, threads or torch.get_num_threads())
         self._waiting = Waiting(transport)
+        self._world_size = transport.world_size
+        self._parcel_nbytes = parcel_nbytes(transport.world_size)
         self._starting: deque[_Running] = deque()  # jobs with chunks left to start
         self._running: dict[Job, _Running] = {}
         # What is on each channel, in the order of the hops.
@@ -101,7 +104,7 @@ class CpuRunner:
         """A job's check can always start; its chunks after that, as slots become free."""
         if running.check is None:
             return True
-        if not running.job.chunks:
+        if not running.job.chunks or running.check.small is not None:
             return self._waiting.arrived(running.check)
         has_slot = bool(self._free) and self._waiting.arrived(running.check)
         return has_slot and self._has_turn(running)
@@ -143,16 +146,29 @@ class CpuRunner:
         """The check of the oldest job; then its next chunk, up to its first hop."""
         job = running.job
         if running.check is None:
-            running.check = self._waiting.start_check(job)
+            running.check = self._waiting.start_check(job, self._small(job), self._parcel_nbytes)
             return
         if running.started == 0:
             self._waiting.compare(running.check)
+        if running.check.small is not None:
+            self.pipeline.finish_small(running.check.small)
+            self._starting.popleft()
+            self._finish(running, inbox)
+            return
         if job.chunks:
             self._start_chunk(running)
         if running.started == len(job.chunks):
             self._starting.popleft()
         if not job.chunks:
             self._finish(running, inbox)
+
+    def _small(self, job: Job) -> Transit | None:
+        """A job that fits into parcels, encoded."""
+        if not is_small(job, self._world_size):
+            return None
+        transit = Transit(job, 0, ParcelSlot(job.chunks[0]), ())
+        self.pipeline.prepare_small(transit)
+        return transit
 
     def _start_chunk(self, running: _Running) -> None:
         job = running.job

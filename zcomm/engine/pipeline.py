@@ -32,7 +32,8 @@ from zcomm.engine.buffers import Exchange, Frames, Slot, grown, to_all, to_owner
 from zcomm.engine.coder import Coder
 from zcomm.engine.counters import Counters
 from zcomm.engine.faults import Faults
-from zcomm.engine.job import Job
+from zcomm.engine.job import ALL_REDUCE, Job
+from zcomm.engine.parcel import ParcelSlot
 from zcomm.engine.transit import Stage, Transit
 from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.residual_store import Hop
@@ -101,6 +102,25 @@ class Pipeline:
             self.decode(transit)
         else:
             self.sum(transit)
+
+    # A small job, whose parcels take the place of both hops.
+
+    def prepare_small(self, transit: Transit) -> None:
+        """Its frames are ready for the parcels."""
+        transit.hop = "parcel"
+        reduce, _ = transit.job.collective
+        self.encode(transit) if reduce else self.encode_owned(transit)
+        frames = transit.whole
+        sent = frames.wire if reduce else frames.own
+        self.counters.wire_bytes += sent.numel() * (transit.chunk.wire.peers - 1)
+
+    def finish_small(self, transit: Transit) -> None:
+        """The parcels have arrived: the result goes to the caller's memory."""
+        if transit.job.collective == ALL_REDUCE:
+            assert isinstance(transit.slot, ParcelSlot)
+            transit.slot.sum_for_others(transit, self._coder)
+            self.encode_sum(transit)
+        self.finish(transit)
 
     def buffer_nbytes(self) -> int:
         slots = sum(slot.nbytes() for slot in self.slots)

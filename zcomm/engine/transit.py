@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch.distributed import Work
 
-from zcomm.engine.buffers import Exchange, Frames, SharedSlot, Slot
+from zcomm.engine.buffers import AnySlot, Exchange, Frames
 from zcomm.engine.job import Job
 from zcomm.sharding.chunks import Chunk, Hops
 from zcomm.sharding.residual_store import Hop
@@ -30,7 +30,7 @@ class Transit:
 
     job: Job
     index: int
-    slot: Slot | SharedSlot
+    slot: AnySlot
     stages: tuple[Stage, ...]
     stage: int = 0
     hop: str = ""  # the last one sent

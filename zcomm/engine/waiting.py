@@ -12,10 +12,10 @@ from datetime import timedelta
 from time import perf_counter
 
 import torch
-from torch import Tensor
 from torch.distributed import Work
 
 from zcomm.engine.job import Job
+from zcomm.engine.parcel import Parcels, ParcelSlot
 from zcomm.engine.transit import Transit
 from zcomm.transport.channels import Transport
 
@@ -26,13 +26,14 @@ _PEER_POLL_S = 0.5
 
 @dataclass(eq=False)
 class Check:
-    """The exchange of signatures in front of a job."""
+    """The exchange of parcels in front of a job. `small`: the job itself, if it is in them."""
 
     job: Job
-    mine: Tensor
-    everyone: Tensor
+    mine: Parcels
+    everyone: Parcels
     work: Work
     sent_at: float
+    small: Transit | None = None
 
     def __str__(self) -> str:
         return f"{self.job.what}, before its first chunk"
@@ -86,14 +87,23 @@ class Waiting:
                     raise self._transport.notes.failure(oldest(), None, waited)
             rest()
 
-    def start_check(self, job: Job) -> Check:
-        value = signature_number(job.signature) - (1 << 63)
-        mine = torch.full((self._transport.world_size,), value, device="cpu")
-        everyone, ones = torch.empty_like(mine), [1] * mine.numel()
-        work = self._transport.signatures().all_to_all(everyone, mine, ones, ones)
-        return Check(job, mine, everyone, work, perf_counter())
+    def start_check(self, job: Job, small: Transit | None, room: int) -> Check:
+        """Sends parcels of `room` bytes; a small job's frames are ready."""
+        world_size = self._transport.world_size
+        mine = Parcels.signed(world_size, signature_number(job.signature) - (1 << 63), room)
+        if small is not None:
+            assert isinstance(small.slot, ParcelSlot)
+            small.slot.send(small.whole, mine, job.collective.reduce)
+        everyone, sizes = Parcels(torch.empty_like(mine.rows)), [room] * world_size
+        work = self._transport.signatures().all_to_all(
+            everyone.rows.view(-1), mine.rows.view(-1), sizes, sizes
+        )
+        return Check(job, mine, everyone, work, perf_counter(), small)
 
     def compare(self, check: Check) -> None:
         """Raises on every rank if signatures differ."""
-        if not torch.equal(check.mine, check.everyone):
+        if not torch.equal(check.mine.signatures(), check.everyone.signatures()):
             raise self._transport.notes.disagreement(check.job.signature)
+        if check.small is not None:
+            assert isinstance(check.small.slot, ParcelSlot)
+            check.small.slot.arrive(check.everyone)

@@ -124,11 +124,17 @@ class Chunk:
     @cached_property
     def starts_at_peers(self) -> dict[int, int]:
         """Where this rank's frame begins in the wire of every other rank, with one hop."""
+        starts = self.starts_of(self.rank)
+        del starts[self.rank]
+        return starts
+
+    def starts_of(self, owner: int) -> dict[int, int]:
+        """Where an owner's frame begins in the wire of every rank, with one hop."""
         nbytes = dict(zip(self.senders, self.wire.frame_nbytes))
         starts = {}
-        for r in sorted(self.senders[:-1]):
+        for r in sorted(self.senders):
             order = own_last(self.senders, r)
-            starts[r] = sum(nbytes[owner] for owner in order[: order.index(self.rank)])
+            starts[r] = sum(nbytes[before] for before in order[: order.index(owner)])
         return starts
 
     @cached_property
