@@ -83,7 +83,8 @@ class Writer:
 
 
 TOTALS = {
-    *("ratio", "step_s", "raw_bytes", "wire_bytes", "encode_s", "wait_s", "decode_s", "exposed_s"),
+    *("ratio", "step_s", "raw_bytes", "wire_bytes", "shared_bytes"),
+    *("encode_s", "wait_s", "decode_s", "exposed_s"),
     *("memory/parameters", "memory/residuals", "memory/buffers", "memory/core"),
 }
 NORMS = {"grad_norm", "residual_norm", "compression_error"}

@@ -107,7 +107,8 @@ class Transport:
         self.flat = groups.channels(everyone, "all", in_order)
         self.local = groups.channels(hosts.neighbours, "local", in_order) if hosts else None
         self.across = groups.channels(hosts.column, "across", in_order) if hosts else None
-        self.ring = make_ring(share, self.deadline_s) if share else NoSharedMemory("not asked for")
+        self.ring = make_ring(share, self.deadline_s) if share else _not_shared(device, hosts)
+        self._backend = c10d.backend_of(group, device).name()
         self._is_connected = False
         if not isinstance(self.ring, Ring):
             self._connect()
@@ -127,6 +128,14 @@ class Transport:
         for channel in self._all_channels():
             everyone, mine = (torch.zeros(self.world_size, dtype=torch.uint8) for _ in range(2))
             channel.all_to_all(everyone, mine, ones, ones).wait()
+
+    @property
+    def route(self) -> str:
+        """What chunks go over: shared memory, or a backend and why. The rare job whose chunks do
+        not fit into the ring goes over the backend in any case."""
+        if isinstance(self.ring, Ring):
+            return "shared memory"
+        return f"{self._backend}: {self.ring.reason}"
 
     def signatures(self) -> Channel:
         """The channel over which signatures are compared."""
@@ -156,6 +165,12 @@ class Transport:
             channel.release()
         if isinstance(self.ring, Ring):
             self.ring.close()
+
+
+def _not_shared(device: torch.device, hosts: Hosts | None) -> NoSharedMemory:
+    if device.type != "cpu":
+        return NoSharedMemory("the tensors are not on the CPU")
+    return NoSharedMemory("chunks take two hops" if hosts else "not asked for")
 
 
 class _Groups:

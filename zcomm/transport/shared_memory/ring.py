@@ -129,6 +129,11 @@ class Ring:
         """Tells the others that this rank does nothing more."""
         self.native.give_up()
 
+    @property
+    def has_pidfds(self) -> bool:
+        """Whether the kernel says when a peer's process ends; else its connection does."""
+        return all(peer.has_pidfd for peer in self._memory.peers.values())
+
     def nbytes(self) -> int:
         """The memory of this rank's own segment."""
         return self._memory.segment.nbytes
