@@ -20,15 +20,14 @@ from time import perf_counter
 from zcomm.engine.buffers import SharedSlot
 from zcomm.engine.cpu import CpuRunner
 from zcomm.engine.inbox import Inbox
-from zcomm.engine.job import Job
+from zcomm.engine.job import Job, signature_number
 from zcomm.engine.pipeline import Pipeline
 from zcomm.engine.plain import Plain, plain_of, run_plain, sent_nbytes
 from zcomm.engine.transit import Transit
-from zcomm.engine.waiting import signature_number
+from zcomm.engine.waiting import failure
 from zcomm.torch_private.autograd import Range
 from zcomm.transport.channels import Transport
-from zcomm.transport.shared_memory.ring import Counter, Ring, RingError, State
-from zcomm.wire.header import WireError
+from zcomm.transport.shared_memory.ring import Counter, Ring, RingError
 
 # How often a rank looks before it sleeps, if every rank has a processor and nothing else to do.
 _SPINS = 2000
@@ -57,7 +56,7 @@ class HostRunner:
         plain = plain_of(job)
         if plain is not None:
             self._run_plain(plain, job, spins)
-        elif job.chunks.raw or job.chunks.largest_nbytes > self._ring.slot_nbytes:
+        elif job.chunks.largest_nbytes > self._ring.slot_nbytes:
             self._transport.connect_late()
             self._channels.run(job, inbox)
             return
@@ -86,17 +85,7 @@ class HostRunner:
             yield
         except RingError as error:
             waited_s = perf_counter() - started
-            raise self._failure(error, job, where(), waited_s) from error
-
-    def _failure(self, error: RingError, job: Job, where: str, waited_s: float) -> Exception:
-        notes, rank = self._transport.notes, self._transport.ranks[error.rank]
-        if error.state is State.OTHER_JOB:
-            return notes.disagreement(job.signature)
-        if error.state is State.BROKEN:
-            me = self._transport.ranks[self._transport.rank]
-            return WireError(f"rank {me}: {where}: corrupted counter of rank {rank}: {error}", rank)
-        dead = rank if error.state is State.DIED else None
-        return notes.failure(where, None, waited_s, dead)
+            raise failure(self._transport, error, job, where(), waited_s) from error
 
 
 class Turns:

@@ -79,9 +79,10 @@ class ParcelSlot:
         nbytes, starts = frames.chunk.own_nbytes, frames.chunk.starts_at_peers
         return [self._arrived[r, start : start + nbytes] for r, start in starts.items()]
 
-    def gathered(self, frames: Frames) -> Tensor | list[Tensor]:
+    def gathered(self, frames: Frames, own: bool) -> Tensor | list[Tensor]:
         sizes = zip(frames.chunk.senders[:-1], frames.chunk.wire.frame_nbytes)
-        return [self._results.get(r, self._arrived[r, :nbytes]) for r, nbytes in sizes]
+        others = [self._results.get(r, self._arrived[r, :nbytes]) for r, nbytes in sizes]
+        return [*others, frames.own] if own else others
 
     def sum_for_others(self, transit: Transit, coder: Coder) -> None:
         """What each other owner would send back: the sum of its frames, encoded."""

@@ -4,7 +4,6 @@ Before its first chunk a job exchanges a hash of what it is. Ranks that disagree
 says so, and no rank ever reads bytes of one job as those of another.
 """
 
-import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ from time import perf_counter
 import torch
 from torch.distributed import Work
 
-from zcomm.engine.job import Job
+from zcomm.engine.job import Job, signature_number
 from zcomm.engine.parcel import Parcels, ParcelSlot
 from zcomm.engine.transit import Transit
 from zcomm.transport.channels import Transport
+from zcomm.transport.shared_memory.ring import Ring, RingError, State
+from zcomm.wire.header import WireError
 
 # How long a waiting engine sleeps at a time, and how often it asks whether a peer has failed.
 _REST = timedelta(milliseconds=2)
@@ -39,9 +40,20 @@ class Check:
         return f"{self.job.what}, before its first chunk"
 
 
-def signature_number(signature: str) -> int:
-    """What ranks compare: a hash of 64 bits."""
-    return int.from_bytes(hashlib.blake2b(signature.encode(), digest_size=8).digest(), "little")
+def failure(
+    transport: Transport, error: RuntimeError, job: Job, where: str, waited_s: float
+) -> Exception:
+    """What users see of an error of a hop."""
+    notes = transport.notes
+    if not isinstance(error, RingError):
+        return notes.failure(where, error, waited_s)
+    rank = transport.ranks[error.rank]
+    if error.state is State.OTHER_JOB:
+        return notes.disagreement(job.signature)
+    if error.state is State.BROKEN:
+        me = transport.ranks[transport.rank]
+        return WireError(f"rank {me}: {where}: corrupted counter of rank {rank}: {error}", rank)
+    return notes.failure(where, None, waited_s, rank if error.state is State.DIED else None)
 
 
 class Waiting:
@@ -58,6 +70,19 @@ class Waiting:
         self.join(sent)
         return True
 
+    def has_free_slot(self, job: Job, rest: timedelta = timedelta(0)) -> bool:
+        """Whether the ranks of this host have left the ring's next slot."""
+        ring, where = self._transport.ring, f"{job.what}, its next chunk"
+        assert isinstance(ring, Ring)
+        try:
+            return ring.has_free_slot(rest.total_seconds())
+        except RingError as error:
+            raise failure(self._transport, error, job, where, 0.0) from error
+
+    def rest_on_slot(self, job: Job) -> None:
+        """Sleeps until the slot is free, 2 ms at most."""
+        self.has_free_slot(job, _REST)
+
     def join(self, sent: Transit | Check) -> None:
         """What comes next, on the current stream too, comes after it."""
         assert sent.work is not None
@@ -65,7 +90,7 @@ class Waiting:
             sent.work.wait()
         except RuntimeError as error:
             waited_s = perf_counter() - sent.sent_at
-            raise self._transport.notes.failure(str(sent), error, waited_s) from error
+            raise failure(self._transport, error, sent.job, str(sent), waited_s) from error
 
     def rest_on(self, sent: Transit | Check) -> None:
         """Sleeps until it has arrived, 2 ms at most. It sleeps in native code: a loop that looks

@@ -209,6 +209,10 @@ class Hops:
         self.column_nbytes = self.across.wire.wire_nbytes
         self.forwarded_nbytes = self.column_nbytes * (len(hosts.neighbours) - 1)
         columns = _column_nbytes(chunk, hosts)
+        # In shared memory they lie behind the frames of `local`: each neighbour's, this one's last.
+        self.columns = {r: columns[r] for r in own_last(hosts.neighbours, hosts.rank)}
+        self.column_start = -(-self.local.wire.wire_nbytes // 64) * 64
+        self.shared_nbytes = self.column_start + max(columns.values())
         self.column_splits = [columns[r] if r != hosts.rank else 0 for r in sorted(columns)]
         self.forward_splits = [
             self.column_nbytes if r != hosts.rank else 0 for r in sorted(columns)
@@ -265,6 +269,11 @@ class Chunks(tuple[Chunk, ...]):
     def largest_nbytes(self) -> int:
         """The bytes of the longest wire."""
         return max((chunk.wire.wire_nbytes for chunk in self), default=0)
+
+    @cached_property
+    def shared_nbytes(self) -> int:
+        """What the hops inside a host need of a shared slot, if there are two hops."""
+        return max((c.hops.shared_nbytes for c in self if c.hops is not None), default=0)
 
     @cached_property
     def raw(self) -> bool:
