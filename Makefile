@@ -131,9 +131,12 @@ bench: $(VENV)/installed ## benchmarks on this machine, checked against their ba
 	$(BIN)/python benchmarks/codec_speed.py --check --json build/codec_speed.json
 	$(BIN)/python benchmarks/collectives.py --check --json build/collectives.json
 	$(BIN)/python benchmarks/training_step.py --check --json build/training_step.json
+	$(BIN)/python benchmarks/training_step.py --ranks 4 --check --json build/training_step_4.json
 	$(BIN)/python benchmarks/training_step.py --memory --check
 	$(BIN)/python benchmarks/zero.py --check --json build/zero.json
+	$(BIN)/python benchmarks/zero.py --ranks 4 --check --json build/zero_4.json
 	$(BIN)/python benchmarks/fsdp.py --check --json build/fsdp.json
+	$(BIN)/python benchmarks/fsdp.py --ranks 4 --check --json build/fsdp_4.json
 	$(BIN)/python benchmarks/monitor_cost.py --check
 
 bench-hosts: $(VENV)/installed ## benchmarks over shaped links between network namespaces (root)
