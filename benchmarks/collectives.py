@@ -7,7 +7,8 @@ network interface, and --check enforces bars.
     share of the line rate = bytes sent at the interface / time / rate
 
 Usage: python benchmarks/collectives.py [--size-mb 0.001 25 100] [--ranks 2 4]
-       [--codecs none int8 lm4] [--hosts 2 4 --rate 1gbit [--ranks-per-host 2]] [--rounds R] [--check] [--json F]
+       [--codecs none int8 lm4] [--hosts 2 4 --rate 1gbit [--ranks-per-host 2]] [--rounds R]
+       [--check] [--json F]
 
 With several ranks per host there are also rows with two hops, named local/across. Bytes at the
 interface are those that cross between hosts.
