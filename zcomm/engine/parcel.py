@@ -52,6 +52,10 @@ class Parcels(NamedTuple):
         rows[:, :SIGNATURE_NBYTES].view(torch.int64).fill_(signature)
         return Parcels(rows)
 
+    def words(self) -> Tensor:
+        """As numbers of 64 bits, one parcel after the other."""
+        return self.rows.view(-1).view(torch.int64)
+
     def signatures(self) -> Tensor:
         return self.rows[:, :SIGNATURE_NBYTES]
 

@@ -119,10 +119,10 @@ class Waiting:
         if small is not None:
             assert isinstance(small.slot, ParcelSlot)
             small.slot.send(small.whole, mine, job.collective.reduce)
-        everyone, sizes = Parcels(torch.empty_like(mine.rows)), [room] * world_size
-        work = self._transport.signatures().all_to_all(
-            everyone.rows.view(-1), mine.rows.view(-1), sizes, sizes
-        )
+        everyone = Parcels(torch.empty_like(mine.rows))
+        out, sent = everyone.words(), mine.words()
+        sizes = [sent.numel() // world_size] * world_size
+        work = self._transport.signatures().all_to_all(out, sent, sizes, sizes)
         return Check(job, mine, everyone, work, perf_counter(), small)
 
     def compare(self, check: Check) -> None:
