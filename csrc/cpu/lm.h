@@ -123,41 +123,42 @@ INLINE F lm_rotate(const float* v, int vectors, float down, float* y) {
   return finish_tree(squares, count);
 }
 
-// The values of `Vectors` vectors, four or fewer, to packed codes and levels.
-template <int Width>
-struct LmQuantiser {
-  LmCodes<Width> find;
-  ByteLut levels;
-
-  INLINE LmQuantiser() : levels(Lm<Width>::levels(), Lm<Width>::kLevels) {}
-  template <int Vectors>
-  INLINE void run(const F* y, F gain, F* level, std::uint8_t* codes) const {
+// floor(y * gain) as bytes, from `Vectors` vectors, four or fewer, to a vector of bytes.
+template <int Vectors>
+INLINE void lm_floors(const float* y, int b, float gain, B* bytes) {
+  const F factor = splat(gain);
+  for (int i = 0; i < b; i += Vectors * kLanes) {
     I t[4] = {};
-    for (int g = 0; g < Vectors; ++g) t[g] = floor_int(y[g] * gain);
-    const B found = find(pack_halves(t));
-    levels(found, level);
-    store_halves<Width, Vectors>(found, codes);
+    for (int g = 0; g < Vectors; ++g) t[g] = floor_int(load_f(y + i + g * kLanes) * factor);
+    *bytes++ = pack_halves(t);
   }
-};
+}
+
+// Those bytes to codes, which stay in place as bytes, too.
+template <int Width, int Vectors>
+INLINE void lm_codes(int count, B* bytes, std::uint8_t* codes) {
+  const LmCodes<Width> find;
+  for (int k = 0; k < count; ++k) {
+    bytes[k] = find(bytes[k]);
+    store_halves<Width, Vectors>(bytes[k], codes + k * Vectors * kLanes * Width / 8);
+  }
+}
 
 struct Products {
   F yq, qq;
 };
 
-// Codes, and q unless it is null; gives the lanes of tree(y * q) and tree(q * q).
-template <int Width, int Vectors>
-INLINE Products lm_quantise(const LmQuantiser<Width>& quantise, float gain, int b, const float* y,
-                            float* q, std::uint8_t* codes) {
+// q = level[code] unless it is null; gives the lanes of tree(y * q) and tree(q * q).
+template <int Vectors>
+INLINE Products lm_levels(const ByteLut& levels, const B* codes, int b, const float* y, float* q) {
   constexpr int kStep = Vectors * kLanes;
-  const F steps = splat(gain);
   F yq[kMaxBlock / kLanes], qq[kMaxBlock / kLanes];
   const auto group = [&](int i, bool add, F* product, F* norm) ALWAYS {
-    F x[Vectors], level[4];
-    for (int g = 0; g < Vectors; ++g) x[g] = load_f(y + i + g * kLanes);
-    quantise.template run<Vectors>(x, steps, level, codes + i * Width / 8);
+    F level[4];
+    levels(codes[i / kStep], level);
     for (int g = 0; g < Vectors; ++g) {
       if (q) store_f(q + i + g * kLanes, level[g]);
-      const F p = x[g] * level[g];
+      const F p = load_f(y + i + g * kLanes) * level[g];
       product[g] = add ? product[g] + p : p;
       norm[g] = add ? exact_madd(level[g], level[g], norm[g]) : level[g] * level[g];
     }
@@ -184,10 +185,33 @@ INLINE void lm_residuals(const float* v, int vectors, std::uint16_t scale, float
       });
 }
 
-// lm_gain() of four blocks.
-INLINE __m128 lm_gains(__m128 sums_of_squares, int log2_size) {
-  const __m128 means = _mm_mul_ps(sums_of_squares, _mm_set1_ps(pow2_biased(127 - log2_size)));
-  return _mm_div_ps(_mm_set1_ps(kLmSteps), _mm_sqrt_ps(means));
+// What is computed once per block, for four blocks at a time.
+typedef float F4 __attribute__((vector_size(16)));
+typedef std::int32_t I4 __attribute__((vector_size(16)));
+typedef std::uint32_t U4 __attribute__((vector_size(16)));
+
+// 2^-e and 2^e, as block_exponent().
+INLINE F4 lm_down(I4 absmax) {
+  const I4 e = absmax >> 23;
+  return (F4)((e < 253 ? 254 - e : I4{} + 1) << 23);
+}
+INLINE F4 lm_up(I4 absmax) {
+  const I4 e = absmax >> 23, less = (e >= 249) & 6;  // lm_is_large()
+  return (F4)(((e < 253 ? e : I4{} + 253) - less) << 23);
+}
+
+// lm_gain().
+INLINE F4 lm_gains(F4 sums_of_squares, int log2_size) {
+  const F4 means = sums_of_squares * pow2_biased(127 - log2_size);
+  return kLmSteps / (F4)_mm_sqrt_ps(means);
+}
+
+// lm_scale(); NaN where a block is not finite.
+INLINE U4 lm_scales(I4 absmax, F4 yq, F4 qq, int log2_size) {
+  const U4 u = (U4)(yq / qq * pow2_biased(127 - log2_size) * lm_up(absmax));
+  const U4 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const U4 scale = (absmax >> 23) == 0 || rounded < kScaleMin ? U4{} : rounded;
+  return absmax >= static_cast<int>(kInfBits) ? U4{} + kBf16Nan : scale;
 }
 
 // Calls body(j, n) for the blocks j ... j + n of a tile: four, or what is left at its end.
@@ -205,8 +229,9 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, const int b, std:
                            std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
   const int log2_size = __builtin_ctz(static_cast<unsigned>(b)), vectors = b / kLanes;
   alignas(64) float y[kTileSize], q[kTileSize];
-  Exponent exponent[kTileBlocks];
-  float absmax[kTileBlocks], gain[kTileBlocks], yq[kTileBlocks], qq[kTileBlocks];
+  B bytes[kTileSize / 32];
+  float down[kTileBlocks], gain[kTileBlocks];
+  std::uint32_t absmax[kTileBlocks], scale[kTileBlocks];
   const auto add = [&](F x, F y) ALWAYS { return x + y; };
   const auto larger = [&](F x, F y) ALWAYS { return (F)imax((I)x, (I)y); };
 
@@ -214,51 +239,57 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, const int b, std:
     F t[4];
     t[1] = t[2] = t[3] = splat(0);
     for (std::size_t i = 0; i < n; ++i) t[i] = (F)absmax_lanes(v + (j + i) * b, b);
-    _mm_storeu_ps(absmax + j, fold4(t, larger));
-    for (std::size_t i = j; i < j + n; ++i) {
-      kept[i] = bits(absmax[i]) >= kInfBits;
-      exponent[i] = block_exponent(bits(absmax[i]));
-    }
+    const I4 largest = (I4)fold4(t, larger);
+    store(absmax + j, largest);
+    store(down + j, lm_down(largest));
   });
   in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
     F t[4];
     t[1] = t[2] = t[3] = splat(0);
     for (std::size_t i = 0; i < n; ++i) {
       ahead.fetch_grad(j + i, b);
-      t[i] = lm_rotate(v + (j + i) * b, vectors, exponent[j + i].down, y + (j + i) * b);
+      t[i] = lm_rotate(v + (j + i) * b, vectors, down[j + i], y + (j + i) * b);
     }
-    _mm_storeu_ps(gain + j, lm_gains(fold4(t, add), log2_size));
+    store(gain + j, lm_gains(fold4(t, add), log2_size));
   });
-  const LmQuantiser<Width> quantise;
-  in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
-    F products[4], norms[4];
-    products[1] = products[2] = products[3] = norms[1] = norms[2] = norms[3] = splat(0);
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::size_t at = (j + i) * b;
-      ahead.fetch_residual(j + i, b);
-      float* const level = e ? q + at : nullptr;
-      const Products sums = vectors < 4
-                                ? lm_quantise<Width, 32 / kLanes>(quantise, gain[j + i], b, y + at,
-                                                                  level, codes + at * Width / 8)
-                                : lm_quantise<Width, 4>(quantise, gain[j + i], b, y + at, level,
-                                                        codes + at * Width / 8);
-      products[i] = sums.yq;
-      norms[i] = sums.qq;
+  const auto quantise = [&](auto vectors_per_step) ALWAYS {
+    constexpr int kVectors = vectors_per_step, kStep = kVectors * kLanes;
+    for (std::size_t j = 0; j < blocks; ++j) {
+      ahead.fetch_residual(j, b);
+      lm_floors<kVectors>(y + j * b, b, gain[j], bytes + j * b / kStep);
     }
-    _mm_storeu_ps(yq + j, fold4(products, add));
-    _mm_storeu_ps(qq + j, fold4(norms, add));
-  });
+    lm_codes<Width, kVectors>(static_cast<int>(blocks) * b / kStep, bytes, codes);
+    const ByteLut levels(Lm<Width>::levels(), Lm<Width>::kLevels);
+    in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
+      F products[4], norms[4];
+      products[1] = products[2] = products[3] = norms[1] = norms[2] = norms[3] = splat(0);
+      for (std::size_t i = 0; i < n; ++i) {
+        const std::size_t at = (j + i) * b;
+        const Products sums =
+            lm_levels<kVectors>(levels, bytes + at / kStep, b, y + at, e ? q + at : nullptr);
+        products[i] = sums.yq;
+        norms[i] = sums.qq;
+      }
+      store(scale + j,
+            lm_scales(load<I4>(absmax + j), fold4(products, add), fold4(norms, add), log2_size));
+    });
+  };
+  if (vectors < 4) {
+    quantise(std::integral_constant<int, 32 / kLanes>{});
+  } else {
+    quantise(std::integral_constant<int, 4>{});
+  }
   for (std::size_t j = 0; j < blocks; ++j) {
-    const std::uint16_t scale = kept[j] ? kBf16Nan : lm_scale(yq[j], qq[j], log2_size, exponent[j]);
-    store(scales + 2 * j, scale);
-    if (__builtin_expect(kept[j] || scale == kScaleZero, 0)) {
+    kept[j] = scale[j] == kBf16Nan;
+    store(scales + 2 * j, static_cast<std::uint16_t>(scale[j]));
+    if (__builtin_expect(kept[j] || scale[j] == kScaleZero, 0)) {
       std::memset(codes + j * b * Width / 8, 0, b * Width / 8);
       if (e && !kept[j]) std::memcpy(e + j * b, v + j * b, b * sizeof(float));
       continue;
     }
     if (!e) continue;
-    lm_residuals(v + j * b, vectors, scale, q + j * b, e + j * b);
-    if (__builtin_expect(lm_is_large(exponent[j]), 0)) {
+    lm_residuals(v + j * b, vectors, static_cast<std::uint16_t>(scale[j]), q + j * b, e + j * b);
+    if (__builtin_expect(lm_is_large(block_exponent(absmax[j])), 0)) {
       for (int i = 0; i < b; ++i) e[j * b + i] = lm_residual(e[j * b + i], 0.0f);
     }
   }
