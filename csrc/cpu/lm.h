@@ -42,20 +42,11 @@ INLINE void hadamard_group(F* x) {
   }
 }
 
-// The other strides, over groups of G vectors in `work`. finish(i, stride, x, R) takes the result's
-// vectors i, i + stride, ..., R of them.
+// The other strides, over four or more groups of G vectors in `work`. finish(i, stride, x, R) takes
+// the result's vectors i, i + stride, ..., R of them.
 template <int G, class Finish>
 INLINE void hadamard_rest(int vectors, float* work, Finish finish) {
   int stride = G;
-  if (vectors / stride == 2) {
-    for (int i = 0; i < stride; ++i) {
-      F x[2];
-      load_apart<2>(work, i, stride, x);
-      radix<2>(x);
-      finish(i, stride, x, std::integral_constant<int, 2>{});
-    }
-    return;
-  }
   while (vectors / stride > 4) {
     if (vectors / stride == 8) {
       radix_pass<2>(vectors, stride, work);
@@ -73,14 +64,22 @@ INLINE void hadamard_rest(int vectors, float* work, Finish finish) {
   }
 }
 
-// H: get(k) reads vector k of the input, once.
-template <int G, class Get, class Finish>
-INLINE void hadamard_groups(int vectors, float* work, Get get, Finish finish) {
+// H: get(k) reads vector k of the input, once; rotate(x) does the strides that fit into G vectors.
+template <int G, class Get, class Rotate, class Finish>
+INLINE void hadamard_groups(int vectors, float* work, Get get, Rotate rotate, Finish finish) {
   for (int k = 0; k < vectors; k += G) {
     F x[G];
     for (int g = 0; g < G; ++g) x[g] = get(k + g);
-    hadamard_group<G>(x);
+    rotate(x);
     if (vectors == G) return finish(0, 1, x, std::integral_constant<int, G>{});
+    if (vectors == 2 * G && k == G) {  // the second group need not pass through memory
+      for (int g = 0; g < G; ++g) {
+        F pair[2] = {load_f(work + g * kLanes), x[g]};
+        radix<2>(pair);
+        finish(g, G, pair, std::integral_constant<int, 2>{});
+      }
+      return;
+    }
     for (int g = 0; g < G; ++g) store_f(work + (k + g) * kLanes, x[g]);
   }
   hadamard_rest<G>(vectors, work, finish);
@@ -89,9 +88,14 @@ INLINE void hadamard_groups(int vectors, float* work, Get get, Finish finish) {
 // In groups of up to eight vectors, which registers hold.
 template <class Get, class Finish>
 INLINE void hadamard_lanes(int vectors, float* work, Get get, Finish finish) {
-  if (vectors >= 8) return hadamard_groups<8>(vectors, work, get, finish);
-  if (vectors == 4) return hadamard_groups<4>(vectors, work, get, finish);
-  hadamard_groups<2>(vectors, work, get, finish);
+  const auto of = [&](auto group) ALWAYS {
+    constexpr int kVectors = group;
+    const auto rotate = [&](F* x) ALWAYS { hadamard_group<kVectors>(x); };
+    hadamard_groups<kVectors>(vectors, work, get, rotate, finish);
+  };
+  if (vectors >= 8) return of(std::integral_constant<int, 8>{});
+  if (vectors == 4) return of(std::integral_constant<int, 4>{});
+  of(std::integral_constant<int, 2>{});
 }
 
 INLINE F lm_signs(F x, int k) { return (F)((I)x ^ load_i(kSignMasks.mask + k * kLanes)); }
@@ -260,19 +264,26 @@ INLINE void encode_lm_tile(const float* v, std::size_t blocks, const int b, std:
     }
     lm_codes<Width, kVectors>(static_cast<int>(blocks) * b / kStep, bytes, codes);
     const ByteLut levels(Lm<Width>::levels(), Lm<Width>::kLevels);
-    in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
-      F products[4], norms[4];
-      products[1] = products[2] = products[3] = norms[1] = norms[2] = norms[3] = splat(0);
-      for (std::size_t i = 0; i < n; ++i) {
-        const std::size_t at = (j + i) * b;
-        const Products sums =
-            lm_levels<kVectors>(levels, bytes + at / kStep, b, y + at, e ? q + at : nullptr);
-        products[i] = sums.yq;
-        norms[i] = sums.qq;
-      }
-      store(scale + j,
-            lm_scales(load<I4>(absmax + j), fold4(products, add), fold4(norms, add), log2_size));
-    });
+    const auto fit = [&](auto keep_levels) ALWAYS {
+      in_fours(blocks, [&](std::size_t j, auto n) ALWAYS {
+        F products[4], norms[4];
+        products[1] = products[2] = products[3] = norms[1] = norms[2] = norms[3] = splat(0);
+        for (std::size_t i = 0; i < n; ++i) {
+          const std::size_t at = (j + i) * b;
+          const Products sums = lm_levels<kVectors>(levels, bytes + at / kStep, b, y + at,
+                                                    keep_levels ? q + at : nullptr);
+          products[i] = sums.yq;
+          norms[i] = sums.qq;
+        }
+        store(scale + j,
+              lm_scales(load<I4>(absmax + j), fold4(products, add), fold4(norms, add), log2_size));
+      });
+    };
+    if (e) {
+      fit(std::true_type{});
+    } else {
+      fit(std::false_type{});
+    }
   };
   if (vectors < 4) {
     quantise(std::integral_constant<int, 32 / kLanes>{});
@@ -327,29 +338,43 @@ struct LmColumns {
   }
 };
 
+// First the sums of a few blocks, then their transform: two short chains of steps instead of a long
+// one.
 template <int Width, class Values>
 INLINE void decode_lm_tile(const BlockWire* wires, int count, std::size_t blocks, const int b,
                            const Output& output) {
   constexpr int kVectors = Values::kVectors;
   const int vectors = b / kLanes;
+  const std::size_t at_once = b < 512 ? 512 / b : 1;
   const Values values;
-  alignas(64) float z[kMaxBlock];
+  alignas(64) float z[kTileSize];
   with_output(output, [&](auto put, auto fused) ALWAYS {
-    for (std::size_t j = 0; j < blocks; ++j) {
-      const auto finish = [&](int i, int stride, const F* x, auto radix) ALWAYS {
-        for (int r = 0; r < radix; ++r) {
-          const int k = i + r * stride;
-          put(j * b + k * kLanes, lm_signs(x[r], k));
-        }
-      };
-      sum_block<fused, Width>(values, wires, count, j, b, z, [&](int i, F* sum) ALWAYS {
+    for (std::size_t first = 0; first < blocks; first += at_once) {
+      const std::size_t n = blocks - first < at_once ? blocks - first : at_once;
+      for (std::size_t j = 0; j < n; ++j) {
+        float* const sums = z + j * b;
+        sum_block<fused, Width>(values, wires, count, first + j, b, sums,
+                                [&](int i, F* sum) ALWAYS {
+                                  for (int g = 0; g < kVectors; ++g)
+                                    store_f(sums + i + g * kLanes, sum[g]);
+                                });
+      }
+      for (std::size_t j = 0; j < n; ++j) {
+        float* const sums = z + j * b;
+        const auto finish = [&](int i, int stride, const F* x, auto radix) ALWAYS {
+          for (int r = 0; r < radix; ++r) {
+            const int k = i + r * stride;
+            put((first + j) * b + k * kLanes, lm_signs(x[r], k));
+          }
+        };
         // A zero block's codes would give -0; the format starts from +0.
-        for (int g = 0; g < kVectors && output.wild; ++g) sum[g] = sum[g] + splat(0.0f);
-        Values::rotate(sum);
-        if (vectors == kVectors) return finish(0, 1, sum, std::integral_constant<int, kVectors>{});
-        for (int g = 0; g < kVectors; ++g) store_f(z + i + g * kLanes, sum[g]);
-      });
-      if (vectors > kVectors) hadamard_rest<kVectors>(vectors, z, finish);
+        const auto get = [&](int k) ALWAYS {
+          const F x = load_f(sums + k * kLanes);
+          return output.wild ? x + splat(0.0f) : x;
+        };
+        const auto rotate = [&](F* x) ALWAYS { Values::rotate(x); };
+        hadamard_groups<kVectors>(vectors, sums, get, rotate, finish);
+      }
     }
   });
 }

@@ -64,7 +64,7 @@ INLINE void swap_butterflies(F* x, Lower lower, Upper upper) {
     if (i & S) continue;
     const F a = lower(x[i], x[i + S]), b = upper(x[i], x[i + S]);
     x[i] = a + b;
-    x[i + S] = a - b;
+    x[i + S] = exact_nmadd(b, splat(1), a);
   }
 }
 
