@@ -328,8 +328,10 @@ struct LmValues : Values32 {
 template <int Width>
 struct LmColumns {
   static constexpr int kVectors = 8;
+  static constexpr bool kScales = kLutScales;
   Lut<Width> lut;
-  INLINE LmColumns() : lut(Lm<Width>::levels()) {}
+  explicit INLINE LmColumns(Lut<Width> of = Lut<Width>(Lm<Width>::levels())) : lut(of) {}
+  INLINE LmColumns times(F s) const { return LmColumns(lut.times(s)); }
   INLINE void operator()(const std::uint8_t* codes, F* q) const { lookup_columns(lut, codes, q); }
   static INLINE void rotate(F* x) {
     hadamard_columns(x);
