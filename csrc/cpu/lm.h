@@ -227,7 +227,9 @@ INLINE void in_fours(std::size_t blocks, Body body) {
 }
 
 // The steps run over all blocks of a tile in turn, so that one block's square root and divisions
-// overlap with another's butterflies.
+// overlap with another's butterflies. Codes and levels take three passes: as one long chain they
+// filled the schedulers with what had to wait, and took 12.5 cycles per 16 elements instead of 8.2
+// (AVX2 on Zen 5).
 template <int Width>
 INLINE void encode_lm_tile(const float* v, std::size_t blocks, const int b, std::uint8_t* scales,
                            std::uint8_t* codes, float* e, std::uint8_t* kept, const Ahead& ahead) {
