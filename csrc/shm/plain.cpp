@@ -11,8 +11,6 @@ namespace {
 
 // A tile's sums and codes stay in the L1 cache between the kernels.
 constexpr std::int64_t kTile = 1024;
-// Ranks of a host, at most: their regions of one tile are summed in one call.
-constexpr int kMostRanks = 128;
 
 std::int64_t width(GradType type) { return type == kGradF32 ? 4 : 2; }
 
@@ -98,6 +96,7 @@ class Loop {
         job_(job),
         format_(job),
         me_(ring.rank()),
+        codes_(ring.world()),
         own_from_(job.reduce ? (*job.strips)[me_] : *job.own, job.reduce ? job.source : job.own_at),
         own_to_(job.gather ? (*job.strips)[me_] : *job.own, job.gather ? job.target : job.own_at) {
     const int regions = job.reduce ? ring.world() : 1;
@@ -208,13 +207,13 @@ class Loop {
     return seen;
   }
 
-  void sum_tile(std::uint32_t chunk, std::int64_t offset, std::int64_t n) const {
+  void sum_tile(std::uint32_t chunk, std::int64_t offset, std::int64_t n) {
     alignas(64) std::uint8_t own[4 * kTile];
     alignas(64) float sums[kTile];
-    const std::uint8_t* codes[kMostRanks];
     format_.put(own_from_.address(), job_.source.type, job_.prescale, n, own);
-    for (int r = 0; r < ring_.world(); ++r) codes[r] = region(r, chunk, me_) + offset;
-    codes[me_] = own;
+    for (int r = 0; r < ring_.world(); ++r) codes_[r] = region(r, chunk, me_) + offset;
+    codes_[me_] = own;
+    const std::uint8_t* const* codes = codes_.data();
     float* const out = reinterpret_cast<float*>(own_to_.address());
     if (job_.gather) {
       std::uint8_t* const result = region(me_, chunk, me_) + offset;
@@ -256,6 +255,7 @@ class Loop {
   const PlainJob& job_;
   Format format_;
   int me_;
+  std::vector<const std::uint8_t*> codes_;  // of one tile, in rank order
   std::int64_t region_nbytes_, part_;
   std::uint32_t steps_;
   std::vector<Cursor> sent_, collected_;
