@@ -14,8 +14,6 @@ constexpr std::int64_t kTile = 1024;
 // A tensor is summed by every rank, in one exchange instead of two, if the ranks then read no more
 // than this: it takes less time than to wait once more.
 constexpr std::int64_t kAtOnce = 64 << 10;
-// Ranks of a host, at most: their regions of one tile are summed in one call.
-constexpr int kMostRanks = 128;
 
 std::int64_t width(GradType type) { return type == kGradF32 ? 4 : 2; }
 
@@ -101,6 +99,7 @@ class Loop {
         job_(job),
         format_(job),
         me_(ring.rank()),
+        codes_(ring.world()),
         own_from_(job.reduce ? (*job.strips)[me_] : *job.own, job.reduce ? job.source : job.own_at),
         own_to_(job.gather ? (*job.strips)[me_] : *job.own, job.gather ? job.target : job.own_at) {
     const int regions = job.reduce ? ring.world() : 1;
@@ -244,13 +243,13 @@ class Loop {
     return seen;
   }
 
-  void sum_tile(std::uint32_t chunk, std::int64_t offset, std::int64_t n) const {
+  void sum_tile(std::uint32_t chunk, std::int64_t offset, std::int64_t n) {
     alignas(64) std::uint8_t own[4 * kTile];
     alignas(64) float sums[kTile];
-    const std::uint8_t* codes[kMostRanks];
     format_.put(own_from_.address(), job_.source.type, job_.prescale, n, own);
-    for (int r = 0; r < ring_.world(); ++r) codes[r] = region(r, chunk, me_) + offset;
-    codes[me_] = own;
+    for (int r = 0; r < ring_.world(); ++r) codes_[r] = region(r, chunk, me_) + offset;
+    codes_[me_] = own;
+    const std::uint8_t* const* codes = codes_.data();
     float* const out = reinterpret_cast<float*>(own_to_.address());
     if (job_.gather) {
       std::uint8_t* const result = region(me_, chunk, me_) + offset;
@@ -266,14 +265,13 @@ class Loop {
   }
 
   // The sums of n elements that lie at an offset of every slot, as the owner would send them.
-  void sum_strip(std::uint32_t chunk, std::int64_t offset, std::int64_t n, Cursor& to) const {
+  void sum_strip(std::uint32_t chunk, std::int64_t offset, std::int64_t n, Cursor& to) {
     alignas(64) std::uint8_t result[4 * kTile];
     alignas(64) float sums[kTile];
-    const std::uint8_t* codes[kMostRanks];
     while (n > 0) {
       const std::int64_t m = to.together(std::min(kTile, n));
-      for (int r = 0; r < ring_.world(); ++r) codes[r] = ring_.slot(r, chunk) + offset;
-      format_.sum(codes, ring_.world(), m, sums);
+      for (int r = 0; r < ring_.world(); ++r) codes_[r] = ring_.slot(r, chunk) + offset;
+      format_.sum(codes_.data(), ring_.world(), m, sums);
       format_.put_sums(sums, m, result);
       format_.get(result, m, to.address(), job_.target.type);
       to.skip(m);
@@ -309,6 +307,7 @@ class Loop {
   const PlainJob& job_;
   Format format_;
   int me_;
+  std::vector<const std::uint8_t*> codes_;  // of one tile, in rank order
   std::int64_t region_nbytes_, part_;
   std::uint32_t steps_;
   std::vector<Cursor> sent_, collected_;
