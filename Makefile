@@ -55,9 +55,11 @@ build/in-place: setup.py $(NATIVE_FILES) | $(VENV)/tools
 test-integrations: $(FRAMEWORKS)/installed ## train with Lightning, transformers and Accelerate
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/integrations
 
-# Kills, stops and cut links between two network namespaces, which need root. `make test` runs two of them.
-test-faults: $(VENV)/installed ## every fault between two hosts: kills, stops, cut links (root)
-	OMP_NUM_THREADS=1 ZCOMM_FAULTS=all $(BIN)/pytest -q -rs -s tests/transport/test_faults.py
+# Kills, stops and cut links between two network namespaces, which need root, and among ranks that share memory.
+# `make test` runs the shorter ones.
+test-faults: $(VENV)/installed ## every fault between two hosts (root) and in shared memory: kills, stops, cut links
+	OMP_NUM_THREADS=1 ZCOMM_FAULTS=all $(BIN)/pytest -q -rs -s tests/transport/test_faults.py \
+	    $(addprefix tests/transport/test_shared_memory_,faults.py stops.py garbage.py leaks.py)
 
 # With another torch, in its own environment: a CUDA build takes about 6 GB. `rm -rf build/torch-*` removes them all.
 TORCH_ENV := build/torch-$(TORCH)

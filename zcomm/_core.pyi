@@ -42,6 +42,7 @@ def decode_sum(
 # What the ranks of a host share; see zcomm/transport/shared_memory/ring.py.
 
 CONTROL_NBYTES: int
+MOST_RANKS: int
 # state, rank, counter, got, least, most
 Seen = tuple[int, int, int, int, int, int]
 Place = tuple[int, int]  # an address, and the number of a dtype
@@ -60,6 +61,7 @@ class Ring:
     def publish(self, chunk: int, signature: int, /) -> None: ...
     def done(self, counter: int, chunk: int, /) -> None: ...
     def give_up(self) -> None: ...
+    def interrupt(self) -> None: ...
     def run_plain(
         self,
         isa: int,

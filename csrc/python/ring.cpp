@@ -79,6 +79,7 @@ std::tuple<std::optional<Found>, std::uint32_t, std::uint32_t> run_plain(
 
 void bind_ring(py::module_& m) {
   m.attr("CONTROL_NBYTES") = kControlBytes;
+  m.attr("MOST_RANKS") = kMostRanks;
   py::class_<Strips>(m, "Strips")
       .def(py::init(
           [](const std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>>& given) {
@@ -105,6 +106,7 @@ void bind_ring(py::module_& m) {
       .def("done", [](Ring& ring, int counter,
                       std::uint32_t chunk) { ring.done(static_cast<Counter>(counter), chunk); })
       .def("give_up", &Ring::give_up)
+      .def("interrupt", &Ring::interrupt)
       .def("run_plain", &run_plain);
 }
 

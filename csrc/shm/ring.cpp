@@ -53,9 +53,10 @@ Ring::Ring(int rank, std::vector<Peer> ranks, int slots, std::int64_t slot_nbyte
       slots_(static_cast<std::uint32_t>(slots)),
       slot_nbytes_(slot_nbytes) {
   // Slot numbers go on where chunk numbers wrap around only if 2^32 is a multiple of the slots.
-  if (!is_power_of_2(slots) || slots < kLeastSlots || slots > kMostSlots ||
+  if (!is_power_of_2(slots) || slots < kLeastSlots || slots > kMostSlots || world() > kMostRanks ||
       slot_nbytes < 64 * world() || slot_nbytes % 64 != 0 || rank < 0 || rank >= world()) {
-    throw std::invalid_argument("Ring: expected a rank, and 4 or 8 slots of a cache line for each");
+    throw std::invalid_argument(
+        "Ring: expected a rank of at most 128, and 4 or 8 slots of a cache line for each");
   }
   next_ = mine().counters[kCollected].value.load(std::memory_order_relaxed);
   known_.assign(ranks_.size(), Known{{next_, next_, next_}});
@@ -84,12 +85,15 @@ Seen Ring::look_at(int rank, Counter counter, std::uint32_t chunk) {
 }
 
 Seen Ring::look(Counter counter, std::uint32_t chunk) {
+  Seen found{State::kReached};
   for (int r = 0; r < world(); ++r) {
     if (r == rank_) continue;
     const Seen seen = look_at(r, counter, chunk);
-    if (seen.state != State::kReached) return seen;
+    // A rank that is late hides nothing that is wrong with those behind it.
+    if (seen.state != State::kReached && seen.state != State::kNotYet) return seen;
+    if (found.state == State::kReached) found = seen;
   }
-  return {State::kReached};
+  return found;
 }
 
 Seen Ring::wait(Counter counter, std::uint32_t chunk, double timeout_s, int spins) {
@@ -107,6 +111,7 @@ Seen Ring::wait(Counter counter, std::uint32_t chunk, double timeout_s, int spin
     sleep_on(seen.rank, counter, chunk, std::min(left_s, kRestS));
     seen = look(counter, chunk);
     if (seen.state != State::kNotYet) return seen;
+    if (interrupted_.load(std::memory_order_relaxed)) return {State::kInterrupted, seen.rank};
     if (now_s() < asked + kRestS && timeout_s > kRestS) continue;
     asked = now_s();
     const Seen found = trouble(seen.rank);

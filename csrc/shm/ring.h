@@ -27,6 +27,8 @@ namespace zcomm::shm {
 // A rank publishes chunk i before it collects chunk i - 2 (plain.cpp, zcomm/engine/host.py). With
 // two slots, all ranks would wait in chunk i for what they do after it.
 inline constexpr int kLeastSlots = 4, kMostSlots = 8;
+// Of a host: each looks at all others, and is connected to them.
+inline constexpr int kMostRanks = 128;
 inline constexpr std::int64_t kControlBytes = 4096;
 
 enum Counter { kPublished, kReduced, kCollected, kCounters };
@@ -59,7 +61,7 @@ struct Peer {
 };
 
 // What a look at the peers found. All but kReached and kNotYet are final.
-enum class State { kReached, kNotYet, kDied, kGaveUp, kBroken, kOtherJob };
+enum class State { kReached, kNotYet, kDied, kGaveUp, kBroken, kOtherJob, kInterrupted };
 
 struct Seen {
   State state;
@@ -107,6 +109,9 @@ class Ring {
 
   void give_up();
 
+  // From another thread: a wait that would go on ends soon, and so do later ones.
+  void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
+
  private:
   struct Known {
     std::uint32_t counters[kCounters] = {};  // the last ones that were seen
@@ -127,6 +132,7 @@ class Ring {
   std::vector<Known> known_;
   std::uint64_t signatures_[kMostSlots] = {};
   bool is_done_[kCounters][kMostSlots] = {};
+  std::atomic<bool> interrupted_{false};
 };
 
 }  // namespace zcomm::shm

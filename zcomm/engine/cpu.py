@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 
 from zcomm.engine.buffers import AnySlot, Slot, TwoSlots
-from zcomm.engine.inbox import Inbox
+from zcomm.engine.inbox import Inbox, stopped
 from zcomm.engine.job import Job, Marker
 from zcomm.engine.parcel import ParcelSlot, is_small, parcel_nbytes
 from zcomm.engine.pipeline import Pipeline
@@ -66,8 +66,11 @@ class CpuRunner:
         """Runs one job that was taken from the inbox, to its end."""
         self._accept(job)
         while job in self._running:
-            if not self._step(inbox):
-                self._wait(inbox, lambda: False)
+            if self._step(inbox):
+                continue
+            if inbox.stopping:
+                raise stopped()
+            self._wait(inbox, lambda: inbox.stopping)
 
     def _step(self, inbox: Inbox) -> bool:
         """In a frame of its own: a job that serve() still held would keep its model alive."""

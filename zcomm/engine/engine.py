@@ -90,6 +90,7 @@ class Engine:
     def stop(self) -> None:
         """Ends the thread. Jobs in flight complete with an error."""
         self._inbox.put(None)
+        self.transport.interrupt()
         if threading.current_thread() is not self._thread:
             self._thread.join(_STOP_S)
 
@@ -109,7 +110,9 @@ class Engine:
         try:
             self.runner.serve(self._inbox)
         except Stopped as error:
-            self._fail(error.with_traceback(None))  # a frame in it would keep the engine alive
+            # A frame in it would keep the engine alive, or a model.
+            error.__cause__ = error.__context__ = None
+            self._fail(error.with_traceback(None))
         except BaseException as error:
             self._fail(error)
 

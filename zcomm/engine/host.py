@@ -9,7 +9,8 @@ from there. Three steps bring it through:
 
 While chunk i is published, chunk i - 1 is reduced and chunk i - 2 collected, so a rank seldom waits
 for what another has not finished. A reduce-scatter ends with the sum; an all-gather starts with the
-encoding of what this rank owns. A job whose chunks do not fit into a slot goes over the channels.
+encoding of what this rank owns. A job whose chunks do not fit into a slot goes over the channels,
+once the ranks have compared their calls in the ring.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,15 +57,17 @@ class HostRunner:
         plain = plain_of(job)
         if plain is not None:
             self._run_plain(plain, job, spins)
-        elif job.chunks.largest_nbytes > self._ring.slot_nbytes:
+            inbox.finish(job)
+            return
+        turns = Turns(self._ring, self.pipeline, job, spins)
+        fits = job.chunks.largest_nbytes <= self._ring.slot_nbytes
+        with self._failures(job, lambda: str(turns)):
+            turns.run() if fits else turns.meet()
+        if fits:
+            inbox.finish(job)
+        else:
             self._transport.connect_late()
             self._channels.run(job, inbox)
-            return
-        else:
-            turns = Turns(self._ring, self.pipeline, job, spins)
-            with self._failures(job, lambda: str(turns)):
-                turns.run()
-        inbox.finish(job)
 
     def _run_plain(self, plain: Plain, job: Job, spins: int) -> None:
         counters = self.pipeline.counters
@@ -112,10 +115,10 @@ class Turns:
             if self._gather and i >= lag:
                 self._collect(self._transits[i - lag])
         if not count:
-            self._meet()
+            self.meet()
 
-    def _meet(self) -> None:
-        """A job of nothing: its ranks only compare signatures."""
+    def meet(self) -> None:
+        """The ranks only compare signatures: a job of nothing, or one that goes elsewhere."""
         number = self._take()
         self._ring.publish(number, self._signature)
         self._wait(Counter.PUBLISHED, number)

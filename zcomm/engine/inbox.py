@@ -10,16 +10,22 @@ class Stopped(RuntimeError):
     """The engine was told to stop."""
 
 
+def stopped() -> Stopped:
+    return Stopped("zcomm: the engine was stopped; its hook cannot be used any more")
+
+
 class Inbox:
     """What was submitted, and what the engine's thread has taken and not finished."""
 
     def __init__(self) -> None:
         self._submitted: queue.SimpleQueue[Job | Marker | None] = queue.SimpleQueue()
         self._changed = threading.Event()
+        self.stopping = False
         self.unfinished: list[Job | Marker] = []  # touched by the engine's thread only
 
     def put(self, job: Job | Marker | None) -> None:
         """None: stop."""
+        self.stopping |= job is None
         self._submitted.put(job)
         self._changed.set()
 
@@ -35,7 +41,7 @@ class Inbox:
         """The next job; waits for it."""
         job = self._submitted.get()
         if job is None:
-            raise Stopped("zcomm: the engine was stopped; its hook cannot be used any more")
+            raise stopped()
         self.unfinished.append(job)
         return job
 

@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 from torch.distributed import Work
 
+from zcomm.engine.inbox import stopped
 from zcomm.engine.job import Job, signature_number
 from zcomm.engine.parcel import Parcels, ParcelSlot
 from zcomm.engine.transit import Transit
@@ -48,6 +49,8 @@ def failure(
     if not isinstance(error, RingError):
         return notes.failure(where, error, waited_s)
     rank = transport.ranks[error.rank]
+    if error.state is State.INTERRUPTED:
+        return stopped()
     if error.state is State.OTHER_JOB:
         return notes.disagreement(job.signature)
     if error.state is State.BROKEN:

@@ -13,6 +13,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -132,9 +133,14 @@ class Transport:
             channel.connect()
         # gloo cannot finish connecting to a rank that is through with it and closes at once.
         ranks = len(self.ring.members) if isinstance(self.ring, Ring) else self.world_size
-        for channel in late:
-            everyone, mine = (torch.zeros(ranks, dtype=torch.uint8) for _ in range(2))
-            channel.all_to_all(everyone, mine, [1] * ranks, [1] * ranks).wait()
+        started = perf_counter()
+        try:
+            for channel in late:
+                everyone, mine = (torch.zeros(ranks, dtype=torch.uint8) for _ in range(2))
+                channel.all_to_all(everyone, mine, [1] * ranks, [1] * ranks).wait()
+        except RuntimeError as error:
+            what = "the first exchange that does not fit into shared memory"
+            raise self.notes.failure(what, error, perf_counter() - started) from error
 
     @property
     def route(self) -> str:
@@ -163,6 +169,11 @@ class Transport:
         """Tells the ranks of this host that this one does nothing more."""
         if isinstance(self.ring, Ring):
             self.ring.give_up()
+
+    def interrupt(self) -> None:
+        """From another thread: the engine is to stop and must not wait for its peers."""
+        if isinstance(self.ring, Ring):
+            self.ring.interrupt()
 
     def abandon(self) -> None:
         for channel in self._all_channels():

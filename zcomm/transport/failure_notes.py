@@ -64,10 +64,12 @@ class FailureNotes:
         started = monotonic()
         me = f"rank {self._rank}"
         where = what + (f" [{in_short(error)}]" if error else "")
+        if dead is not None:
+            with suppress(StoreError):  # the dead rank may have kept the store
+                self.report(f"{_GAVE_UP} {what}")
+            return CommunicationError(f"{me}: rank {dead} died in {where}")
         try:
             self.report(f"{_GAVE_UP} {what}")
-            if dead is not None:
-                return CommunicationError(f"{me}: rank {dead} died in {where}")
             found, silent = self._notes()
         except StoreError as lost:
             return CommunicationError(

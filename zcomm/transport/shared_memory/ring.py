@@ -16,12 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zcomm import kernels
+from zcomm.kernels.cpu import CpuKernels
 from zcomm.transport.handshake import Caller
 from zcomm.transport.shared_memory.segment import NoSharedMemory
 from zcomm.transport.shared_memory.sharing import SharedMemory, share
 
 SLOTS = 4
-_CONTROL_NBYTES = 4096
+# As csrc/shm/ring.h has them.
+_CONTROL_NBYTES, _MOST_RANKS = 4096, 128
 # All slots of all ranks, as far as the least allows: they should stay in the cache.
 _TOTAL_NBYTES = 8 << 20
 # With two hops the network is slower than any memory: room for the chunks that suit it.
@@ -47,6 +50,7 @@ class State(IntEnum):
     GAVE_UP = 3
     BROKEN = 4
     OTHER_JOB = 5
+    INTERRUPTED = 6
 
 
 class RingError(RuntimeError):
@@ -151,6 +155,7 @@ class Ring:
             State.GAVE_UP: "it gave up",
             State.BROKEN: f"expected {name} from {least} to {most}, got {got}",
             State.OTHER_JOB: "another call",
+            State.INTERRUPTED: "this rank's engine was stopped",
         }
         raise RingError(state, self.members[at], text[state])
 
@@ -162,6 +167,10 @@ class Ring:
     def has_pidfds(self) -> bool:
         """Whether the kernel says when a peer's process ends; else its connection does."""
         return all(peer.has_pidfd for peer in self._memory.peers.values())
+
+    def interrupt(self) -> None:
+        """From another thread: ends a wait under way, and later ones."""
+        self.native.interrupt()
 
     def nbytes(self) -> int:
         """The memory of this rank's own segment."""
@@ -213,10 +222,12 @@ def make_ring(
     """
     rank, world_size = dist.get_rank(caller.group), dist.get_world_size(caller.group)
     ring = range(world_size) if members is None else sorted(members)
+    if len(ring) > _MOST_RANKS:
+        return NoSharedMemory(f"expected {_MOST_RANKS} ranks on a host at most, got {len(ring)}")
     nbytes, chunk = slot_nbytes(world_size), chunk_nbytes(world_size)
     if members is not None:  # a slot has the frames inside a host, and at most half as many others
         nbytes, chunk = _HOPS_SLOT_NBYTES, _HOPS_SLOT_NBYTES * 2 // 3 - 64 * world_size
-    memory = share(_CONTROL_NBYTES + SLOTS * nbytes, caller)
+    memory = share(_CONTROL_NBYTES + SLOTS * nbytes, caller, _own_problem())
     if isinstance(memory, NoSharedMemory):
         return memory
     strangers = memory.peers.keys() - set(ring)
@@ -226,6 +237,16 @@ def make_ring(
     for stranger in strangers:
         memory.peers.pop(stranger).close()
     return Ring(memory, ring, rank, nbytes, chunk, deadline_s)
+
+
+def _own_problem() -> str:
+    """Why this rank must not share memory; empty if it may.
+
+    Where to take plain jobs through the ring depends on the kernels, and has to be the same for all
+    ranks.
+    """
+    used = kernels.select(torch.device("cpu"))
+    return "" if isinstance(used, CpuKernels) else f"expected kernels 'cpu', got {used.name!r}"
 
 
 def _bytes_at(address: int, nbytes: int) -> Tensor:

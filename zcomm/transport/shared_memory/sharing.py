@@ -48,15 +48,16 @@ class _Said(NamedTuple):
     problem: str
 
 
-def share(nbytes: int, caller: Caller) -> SharedMemory | NoSharedMemory:
+def share(nbytes: int, caller: Caller, problem: str = "") -> SharedMemory | NoSharedMemory:
     """Gives each rank a segment of `nbytes`, which the other ranks of its host map.
 
-    All ranks of the group call it, with the same size. If one rank of a host cannot, all of that
-    host get the reason. It raises only what the handshake raises: a rank did not come.
+    All ranks of the group call it, with the same size. If one rank of a host cannot, or has a
+    `problem` of its own, all of that host get the reason. It raises only what the handshake raises:
+    a rank did not come.
     """
     rank = dist.get_rank(caller.group)
     with ExitStack() as undo:
-        mine = _ready(nbytes, undo)
+        mine = NoSharedMemory(problem) if problem else _ready(nbytes, undo)
         said = [_Said(*one) for one in caller.gather_json(_said(mine))]
         if max(Counter(one.host for one in said).values()) == 1:
             return _ALONE
