@@ -67,9 +67,7 @@ Seen Ring::look_at(int rank, Counter counter, std::uint32_t chunk) {
   // written its slot (published, reduced), or has read this rank's for the last time (collected).
   const std::uint32_t got = control(rank).counters[counter].value.load(std::memory_order_acquire);
   std::uint32_t& last = known_[rank].counters[counter];
-  // Relaxed: only this thread writes it.
-  const std::uint32_t most =
-      mine().counters[kCollected].value.load(std::memory_order_relaxed) + slots_;
+  const std::uint32_t most = known_[rank_].counters[kCollected] + slots_;
   if (is_before(got, last) || is_before(most, got)) {
     return {State::kBroken, rank, counter, got, last, most};
   }
@@ -84,8 +82,19 @@ Seen Ring::look_at(int rank, Counter counter, std::uint32_t chunk) {
   return {State::kReached};
 }
 
+// This rank's own counters go by its own copy. If its page has others, something has spoiled it.
+Seen Ring::look_at_own() {
+  for (int c = 0; c < kCounters; ++c) {
+    const std::uint32_t got = mine().counters[c].value.load(std::memory_order_relaxed);
+    const std::uint32_t set = known_[rank_].counters[c];
+    if (got != set) return {State::kBroken, rank_, static_cast<Counter>(c), got, set, set};
+  }
+  return {State::kReached};
+}
+
 Seen Ring::look(Counter counter, std::uint32_t chunk) {
-  Seen found{State::kReached};
+  Seen found = look_at_own();
+  if (found.state != State::kReached) return found;
   for (int r = 0; r < world(); ++r) {
     if (r == rank_) continue;
     const Seen seen = look_at(r, counter, chunk);
@@ -157,6 +166,7 @@ void Ring::sleep_on(int rank, Counter counter, std::uint32_t chunk, double timeo
 
 void Ring::set(Counter counter, std::uint32_t value) {
   std::atomic<std::uint32_t>& word = mine().counters[counter].value;
+  known_[rank_].counters[counter] = value;
   // Releases the bytes written to this rank's slot, or the reads of its peers' slots; sequentially
   // consistent for the sake of sleepers.
   word.store(value, std::memory_order_seq_cst);
@@ -180,10 +190,12 @@ void Ring::publish(std::uint32_t chunk, std::uint64_t signature) {
 void Ring::done(Counter counter, std::uint32_t chunk) {
   bool* const is_done = is_done_[counter];
   is_done[chunk % slots_] = true;
-  const std::uint32_t before = mine().counters[counter].value.load(std::memory_order_relaxed);
+  const std::uint32_t before = known_[rank_].counters[counter];
   std::uint32_t after = before;
   for (; is_done[after % slots_]; ++after) is_done[after % slots_] = false;
-  if (after != before) set(counter, after);
+  // A spoiled counter stays as it is, for all to see.
+  const std::uint32_t got = mine().counters[counter].value.load(std::memory_order_relaxed);
+  if (after != before && got == before) set(counter, after);
 }
 
 void Ring::give_up() { mine().gave_up.value.store(1, std::memory_order_release); }

@@ -114,11 +114,12 @@ class Ring {
 
  private:
   struct Known {
-    std::uint32_t counters[kCounters] = {};  // the last ones that were seen
+    std::uint32_t counters[kCounters] = {};  // the last ones that were seen, or set by this rank
   };
 
   Control& mine() { return control(rank_); }
   Control& control(int rank) const { return *reinterpret_cast<Control*>(ranks_[rank].segment); }
+  Seen look_at_own();
   Seen look_at(int rank, Counter counter, std::uint32_t chunk);
   Seen trouble(int waiting_for);
   void sleep_on(int rank, Counter counter, std::uint32_t chunk, double timeout_s);

@@ -59,13 +59,13 @@ access why its memory order is enough for that, and ring_test.cpp runs under Thr
 #define PUBLISHED 0
 #define REDUCED 1
 #define COLLECTED 2
-#define COUNTER(rank, which) counter[(rank)*3 + (which)]
-#define SLOT(rank, chunk) ((rank)*SLOTS + (chunk) % SLOTS)
-#define MOST_AHEAD (SLOTS - (MISTAKE == REFUSES_TOO_SOON -> 1 : 0))
+#define COUNTER(rank, which) counter[(rank) * 3 + (which)]
+#define SLOT(rank, chunk) ((rank) * SLOTS + (chunk) % SLOTS)
+#define MOST_AHEAD (SLOTS - (MISTAKE == REFUSES_TOO_SOON->1 : 0))
 #define AWAKE 255
-#define TOO_SOON(which) \
+#define TOO_SOON(which)                                   \
   (MISTAKE == PUBLISHED_TOO_SOON && which == PUBLISHED || \
-   MISTAKE == REDUCED_TOO_SOON && which == REDUCED || \
+   MISTAKE == REDUCED_TOO_SOON && which == REDUCED ||     \
    MISTAKE == COLLECTED_TOO_SOON && which == COLLECTED)
 
 /* What ranks share. Chunks count from 1 here, so 0 in a slot is nothing. */
@@ -83,11 +83,10 @@ byte kinds[JOBS];
 inline look(which) {
   late = 0;
   do
-  :: late < RANKS && (late == me || COUNTER(late, which) >= least) ->
-     assert(late == me || COUNTER(late, which) <= COUNTER(me, COLLECTED) + MOST_AHEAD);
-     late++
-  :: else -> break
-  od
+    ::late < RANKS &&
+        (late == me || COUNTER(late, which) >= least)
+            ->assert(late == me || COUNTER(late, which) <= COUNTER(me, COLLECTED) + MOST_AHEAD);
+  late++ ::else->break od
 }
 
 /* FUTEX_WAIT compares and goes to sleep in one step, as far as FUTEX_WAKE can tell. */
@@ -95,50 +94,44 @@ inline futex_wait(which) {
   atomic {
     if
 #if MISTAKE == ASLEEP_TOO_LATE || MISTAKE == NO_COMPARE
-    :: value < least -> queue[me] = late * 3 + which
+      ::value < least->queue[me] = late * 3 + which
 #else
-    :: value < least && COUNTER(late, which) == value -> queue[me] = late * 3 + which
+      ::value < least&& COUNTER(late, which) == value->queue[me] = late * 3 + which
 #endif
-    :: else
-    fi;
+                                   ::else fi;
     value = 0
   }
 }
 
 /* Until all peers have counted `least` chunks. */
 inline wait(which) {
-  do
-  :: atomic {
-       queue[me] == AWAKE;
-       asleep_on[me] = 0;
-       look(which);
-       if
-       :: late == RANKS -> late = 0; least = 0; break
-       :: else
-       fi
-     };
+  do ::atomic {
+      queue[me] == AWAKE;
+      asleep_on[me] = 0;
+      look(which);
+      if
+        ::late == RANKS->late = 0;
+      least = 0;
+      break ::else fi
+    };
 #if MISTAKE == ASLEEP_TOO_LATE || MISTAKE == LOOKS_FIRST
-     value = COUNTER(late, which);
-     asleep_on[me] = late + 1;
+  value = COUNTER(late, which);
+  asleep_on[me] = late + 1;
 #else
-     asleep_on[me] = late + 1;
-     value = COUNTER(late, which);
+  asleep_on[me] = late + 1;
+  value = COUNTER(late, which);
 #endif
-     futex_wait(which)
-  od
+  futex_wait(which) od
 }
 
 inline futex_wake(which) {
   sleeper = 0;
-  do
-  :: sleeper < RANKS && queue[sleeper] == me * 3 + which ->
-     queue[sleeper] = AWAKE;
+  do ::sleeper < RANKS&& queue[sleeper] == me * 3 + which->queue[sleeper] = AWAKE;
 #if MISTAKE == WAKES_ONE
-     break
+  break
 #endif
-  :: sleeper < RANKS && queue[sleeper] != me * 3 + which -> sleeper++
-  :: else -> break
-  od;
+          ::sleeper < RANKS&& queue[sleeper] !=
+      me * 3 + which->sleeper++ ::else->break od;
   sleeper = 0
 }
 
@@ -147,64 +140,62 @@ inline wake(which) {
 #if MISTAKE == WAKES_NOBODY
   skip
 #else
-  peer = (me == 0 -> 1 : 0);
-  do
-  :: atomic {
-       if
-       :: asleep_on[peer] == me + 1 -> futex_wake(which); peer = 0; break
-       :: else -> peer = (peer + 1 == me -> peer + 2 : peer + 1)
-       fi;
-       if
-       :: peer >= RANKS -> peer = 0; break
-       :: else
-       fi
-     }
+  peer = (me == 0->1 : 0);
+  do ::atomic {
+      if
+        ::asleep_on[peer] == me + 1->futex_wake(which);
+      peer = 0;
+      break ::else->peer = (peer + 1 == me->peer + 2 : peer + 1) fi;
+      if
+        ::peer >= RANKS->peer = 0;
+      break ::else fi
+    }
   od
 #endif
 }
 
 /* What the slot had before is gone: the next job may lay it out otherwise. */
 inline write_part() {
-  part[SLOT(me, n)] = (reduce -> n : 0);
-  sum[SLOT(me, n)] = (reduce -> 0 : n)
+  part[SLOT(me, n)] = (reduce->n : 0);
+  sum[SLOT(me, n)] = (reduce->0 : n)
 }
 
 inline read_parts() {
   peer = 0;
-  do
-  :: peer < RANKS -> assert(peer == me || part[SLOT(peer, n)] == n); peer++
-  :: else -> peer = 0; break
-  od
+  do ::peer < RANKS->assert(peer == me || part[SLOT(peer, n)] == n);
+  peer++ ::else->peer = 0;
+  break od
 }
 
 inline read_sums() {
   peer = 0;
-  do
-  :: peer < RANKS -> assert(peer == me || sum[SLOT(peer, n)] == n); peer++
-  :: else -> peer = 0; break
-  od
+  do ::peer < RANKS->assert(peer == me || sum[SLOT(peer, n)] == n);
+  peer++ ::else->peer = 0;
+  break od
 }
 
 /* What a counter says is done. */
 inline touch_slots(which) {
   if
-  :: which == PUBLISHED -> write_part()
-  :: which == REDUCED && reduce ->
-     read_parts();
-     sum[SLOT(me, n)] = (gather -> n : 0)
-  :: which == COLLECTED && gather -> read_sums()
-  :: else
-  fi
+    ::which == PUBLISHED->write_part()::which == REDUCED && reduce->read_parts();
+  sum[SLOT(me, n)] = (gather->n : 0)::which == COLLECTED && gather->read_sums()::else fi
 }
 
 inline post(which) {
 #if MISTAKE == WAKES_TOO_SOON
   wake(which);
-  atomic { touch_slots(which); COUNTER(me, which) = n }
+  atomic {
+    touch_slots(which);
+    COUNTER(me, which) = n
+  }
 #else
   if
-  :: TOO_SOON(which) -> COUNTER(me, which) = n; atomic { touch_slots(which) }
-  :: else -> atomic { touch_slots(which); COUNTER(me, which) = n }
+    ::TOO_SOON(which)->COUNTER(me, which) = n;
+  atomic { touch_slots(which) }
+  ::else->atomic {
+    touch_slots(which);
+    COUNTER(me, which) = n
+  }
   fi;
   wake(which)
 #endif
@@ -213,15 +204,12 @@ inline post(which) {
 inline publish() {
 #if MISTAKE != NO_WAIT_FOR_SLOT
   if
-  :: n > SLOTS -> least = n - SLOTS - (MISTAKE == SLOT_TOO_SOON -> 1 : 0); wait(COLLECTED)
-  :: else
-  fi;
+    ::n > SLOTS->least = n - SLOTS - (MISTAKE == SLOT_TOO_SOON->1 : 0);
+  wait(COLLECTED)::else fi;
 #endif
   post(PUBLISHED);
   if
-  :: !reduce -> post(REDUCED)
-  :: else
-  fi
+    ::!reduce->post(REDUCED)::else fi
 }
 
 inline reduce_chunk() {
@@ -231,18 +219,14 @@ inline reduce_chunk() {
 #endif
   post(REDUCED);
   if
-  :: !gather -> post(COLLECTED)
-  :: else
-  fi
+    ::!gather->post(COLLECTED)::else fi
 }
 
 inline collect() {
 #if MISTAKE != NO_WAIT_FOR_SUMS
   least = n;
   if
-  :: reduce -> wait(REDUCED)
-  :: else -> wait(PUBLISHED)
-  fi;
+    ::reduce->wait(REDUCED)::else->wait(PUBLISHED) fi;
 #endif
   post(COLLECTED)
 }
@@ -250,62 +234,39 @@ inline collect() {
 proctype rank(byte me) {
   byte job, t, n, least, late, value, peer, sleeper;
   bool reduce, gather;
-  do
-  :: job < JOBS ->
-     atomic {
-       reduce = kinds[job] != ALL_GATHER;
-       gather = kinds[job] != REDUCE_SCATTER;
-       t = 1
-     }
-     do
-     :: t <= CHUNKS + (reduce && gather -> 2 : 1) ->
-        if
-        :: t <= CHUNKS -> n = job * CHUNKS + t; publish()
-        :: else
-        fi;
-        if
-        :: reduce && t > 1 && t <= CHUNKS + 1 -> n = job * CHUNKS + t - 1; reduce_chunk()
-        :: else
-        fi;
-        if
-        :: gather && t > (reduce -> 2 : 1) ->
-           n = job * CHUNKS + t - (reduce -> 2 : 1); collect()
-        :: else
-        fi;
-        t++
-     :: else -> break
-     od;
-     job++
-  :: else -> break
-  od
+  do ::job < JOBS->atomic {
+      reduce = kinds[job] != ALL_GATHER;
+      gather = kinds[job] != REDUCE_SCATTER;
+      t = 1
+    }
+  do ::t <= CHUNKS + (reduce && gather->2 : 1)->if ::t <= CHUNKS->n = job * CHUNKS + t;
+  publish()::else fi;
+  if
+    ::reduce&& t > 1 && t <= CHUNKS + 1->n = job * CHUNKS + t - 1;
+  reduce_chunk()::else fi;
+  if
+    ::gather&& t > (reduce->2 : 1)->n = job * CHUNKS + t - (reduce->2 : 1);
+  collect()::else fi;
+  t++ ::else->break od;
+  job++ ::else->break od
 }
 
 init {
   atomic {
     byte i;
     do
-    :: i < JOBS ->
+      ::i < JOBS->
 #ifdef KIND
-       kinds[i] = KIND;
+            kinds[i] = KIND;
 #else
-       if
-       :: kinds[i] = ALL_REDUCE
-       :: kinds[i] = REDUCE_SCATTER
-       :: kinds[i] = ALL_GATHER
-       fi;
+            if ::kinds[i] = ALL_REDUCE ::kinds[i] = REDUCE_SCATTER ::kinds[i] = ALL_GATHER fi;
 #endif
-       i++
-    :: else -> break
-    od;
+    i++ ::else->break od;
     i = 0;
-    do
-    :: i < RANKS -> queue[i] = AWAKE; i++
-    :: else -> break
-    od;
+    do ::i < RANKS->queue[i] = AWAKE;
+    i++ ::else->break od;
     i = 0;
-    do
-    :: i < RANKS -> run rank(i); i++
-    :: else -> break
-    od
+    do ::i < RANKS->run rank(i);
+    i++ ::else->break od
   }
 }
