@@ -23,7 +23,7 @@ CLANG_FORMAT_FILES := $(shell find csrc emulator \( -name "*.cpp" -o -name "*.h"
 # What `make lint` and the hooks of .pre-commit-config.yaml run.
 LINTS := lint-python lint-types lint-imports lint-native lint-tables lint-docs
 
-.PHONY: help test test-fast test-faults test-torch test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs tables format sanitize gpu-sanitize avx512-proof clean
+.PHONY: help test test-fast test-faults test-torch test-integrations gpu-proof cuda-proof cuda-proof-steps triton-proof triton-proof-steps gpu-report demo wheel bench bench-hosts bench-convergence lint $(LINTS) docs tables format sanitize ring-model gpu-sanitize avx512-proof clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9 -]*:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,9 +133,12 @@ bench: $(VENV)/installed ## benchmarks on this machine, checked against their ba
 	$(BIN)/python benchmarks/codec_speed.py --check --json build/codec_speed.json
 	$(BIN)/python benchmarks/collectives.py --check --json build/collectives.json
 	$(BIN)/python benchmarks/training_step.py --check --json build/training_step.json
+	$(BIN)/python benchmarks/training_step.py --ranks 4 --check --json build/training_step_4.json
 	$(BIN)/python benchmarks/training_step.py --memory --check
 	$(BIN)/python benchmarks/zero.py --check --json build/zero.json
+	$(BIN)/python benchmarks/zero.py --ranks 4 --check --json build/zero_4.json
 	$(BIN)/python benchmarks/fsdp.py --check --json build/fsdp.json
+	$(BIN)/python benchmarks/fsdp.py --ranks 4 --check --json build/fsdp_4.json
 	$(BIN)/python benchmarks/monitor_cost.py --check
 
 bench-hosts: $(VENV)/installed ## benchmarks over shaped links between network namespaces (root)
@@ -225,18 +228,51 @@ NATIVE_TEST_FLAGS := -std=c++17 -ffp-contract=off -Wall -Wextra -Wno-maybe-unini
 # The native tests and the wire fuzzer under the address and undefined-behavior sanitizers.
 SANITIZE_FLAGS := $(NATIVE_TEST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZED := $(patsubst csrc/%.cpp,build/sanitize/%.o,$(wildcard csrc/cpu/*.cpp))
+SANITIZED_RING := $(patsubst csrc/%.cpp,build/sanitize/%.o,$(wildcard csrc/shm/*.cpp))
 
-sanitize: ## native tests and wire fuzzing under sanitizers
-	$(MAKE) --no-print-directory -j$(JOBS) build/sanitize/native_test build/sanitize/fuzz
+# The ring once more under ThreadSanitizer, with the kernels that it uses. ThreadSanitizer cannot start where the kernel
+# moves mappings about more than it knows of, so they stay in place if setarch may ask for that.
+IN_PLACE = $(shell setarch $$(uname -m) -R true 2> /dev/null && echo setarch $$(uname -m) -R)
+THREAD_FLAGS := $(NATIVE_TEST_FLAGS) -O1 -g -fsanitize=thread
+THREAD_CHECKED := $(patsubst csrc/%.cpp,build/sanitize-threads/%.o,$(wildcard csrc/shm/*.cpp) \
+    $(addprefix csrc/cpu/,scalar.cpp avx2.cpp avx512.cpp))
+
+sanitize: ## native tests and wire fuzzing under sanitizers, the model of the ring
+	$(MAKE) --no-print-directory -j$(JOBS) $(addprefix build/sanitize/,native_test fuzz ring_test ring_hostile) \
+	    build/sanitize-threads/ring_test
+	build/sanitize/ring_test
+	$(IN_PLACE) build/sanitize-threads/ring_test
+	build/sanitize/ring_hostile
 	build/sanitize/native_test
 	build/sanitize/fuzz $(FUZZ_CASES)
+	$(MAKE) --no-print-directory ring-model
 
 build/sanitize/native_test build/sanitize/fuzz: build/sanitize/%: build/sanitize/tests/%.o $(SANITIZED)
 	$(CXX) $(SANITIZE_FLAGS) $^ -o $@
 
+build/sanitize/ring_test build/sanitize/ring_hostile: build/sanitize/%: build/sanitize/tests/%.o $(SANITIZED) \
+    $(SANITIZED_RING)
+	$(CXX) $(SANITIZE_FLAGS) $^ -o $@
+
+build/sanitize-threads/ring_test: build/sanitize-threads/tests/ring_test.o $(THREAD_CHECKED)
+	$(CXX) $(THREAD_FLAGS) $^ -o $@
+
 build/sanitize/%.o: csrc/%.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE_FLAGS) -MMD -c $< -o $@
+
+build/sanitize-threads/%.o: csrc/%.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(THREAD_FLAGS) -MMD -c $< -o $@
+
+# Every order in which ranks can take their steps. Root installs spin, the model checker, if it is missing.
+INSTALL_SPIN := apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends spin
+
+ring-model: ## every order of steps in the model of the ring
+	@command -v spin > /dev/null || \
+	    { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && $(INSTALL_SPIN) > /dev/null; } || \
+	    { echo "expected the model checker spin on PATH, got none: install Debian's package spin"; exit 1; }
+	$(PYTHON) tools/check_ring_model.py
 
 # The CUDA source on the emulator, under the same sanitizers, compared with the CPU kernels.
 # No strict aliasing: kernels read wires through different types than they were written with.
@@ -290,4 +326,4 @@ build/emulate/%.o: csrc/%.cpp
 	$(CXX) $(EMULATE_FLAGS) -MMD -c $< -o $@
 
 .SECONDARY:
--include $(wildcard build/sanitize/*/*.d build/emulate/*/*.d)
+-include $(wildcard build/sanitize/*/*.d build/sanitize-threads/*/*.d build/emulate/*/*.d)

@@ -6,8 +6,9 @@ network interface, and --check enforces bars.
 
     share of the line rate = bytes sent at the interface / time / rate
 
-Usage: python benchmarks/collectives.py [--size-mb 25 100] [--ranks 2 4] [--codecs none int8 lm4]
-       [--hosts 2 4 --rate 1gbit [--ranks-per-host 2]] [--rounds R] [--check] [--json F]
+Usage: python benchmarks/collectives.py [--size-mb 0.001 25 100] [--ranks 2 4]
+       [--codecs none int8 lm4] [--hosts 2 4 --rate 1gbit [--ranks-per-host 2]] [--rounds R]
+       [--check] [--json F]
 
 With several ranks per host there are also rows with two hops, named local/across. Bytes at the
 interface are those that cross between hosts.
@@ -36,23 +37,32 @@ GLOO = "gloo"
 
 
 class Bar(NamedTuple):
-    """A floor for one column of a 100 MB row, by number of ranks."""
+    """A floor for one column of a row of one size, by number of ranks."""
 
     kind: str
     codec: str
     column: str
     links: tuple[str, ...]
     least: dict[int, float]
+    size_mb: float = 100.0
 
 
 GIGABIT = "1gbit"
 BARS = (
-    Bar("reduce_scatter", "none", "speedup", (LOOPBACK, GIGABIT), {2: 1.8, 4: 1.8}),
-    Bar("all_reduce", "int8", "speedup", (LOOPBACK,), {2: 1.4, 4: 1.4}),
+    Bar("all_reduce", "none", "speedup", (LOOPBACK,), {2: 5.0, 4: 4.0}),
+    Bar("all_reduce", "int8", "speedup", (LOOPBACK,), {2: 3.0, 4: 2.5}),
+    Bar("all_reduce", "lm4", "speedup", (LOOPBACK,), {2: 1.5, 4: 1.5}),
+    Bar("reduce_scatter", "none", "speedup", (LOOPBACK,), {2: 7.0, 4: 6.0}),
+    Bar("all_gather", "none", "speedup", (LOOPBACK,), {2: 7.0, 4: 6.0}),
+    Bar("all_reduce", "none", "speedup", (LOOPBACK,), {2: 4.5, 4: 2.5}, size_mb=25.0),
+    Bar("all_reduce", "none", "speedup", (LOOPBACK,), {2: 1.0, 4: 1.0}, size_mb=0.001),
+    Bar("all_reduce", "lm4", "speedup", (LOOPBACK,), {2: 1.0, 4: 1.0}, size_mb=0.001),
+    Bar("reduce_scatter", "none", "speedup", (GIGABIT,), {2: 1.8, 4: 1.8}),
     Bar("all_reduce", "lm4", "speedup", (GIGABIT,), {2: 6.0, 4: 5.0}),
     Bar("all_reduce", "lm4", "line_share", (GIGABIT,), {2: 0.80, 4: 0.65}),
+    Bar("all_reduce", "none", "speedup", (GIGABIT,), {2: 1 / 1.2, 4: 1 / 1.2}, size_mb=0.001),
 )
-BAR_SIZE_MB = 100.0
+LARGE_MB = 100.0
 ONE_HOP = "lm4"
 TWO_HOPS = ("none/lm4", "int8/lm4", "int4/lm4")
 # For the best local codec, with two ranks on each of two hosts.
@@ -112,7 +122,7 @@ def line_share(sent: list[float], s: list[float], rate: str | None) -> float | N
 def checked(row: Row) -> Iterator[Checked]:
     name = f"{row.kind} {row.codec}, {row.size_mb:g} MB, {row.ranks} ranks, {row.link}"
     for bar in BARS:
-        same = (bar.kind, bar.codec, BAR_SIZE_MB) == (row.kind, row.codec, row.size_mb)
+        same = (bar.kind, bar.codec, bar.size_mb) == (row.kind, row.codec, row.size_mb)
         same = same and row.per_host in (None, 1)
         if same and row.link in bar.links and row.ranks in bar.least:
             value = asdict(row)[bar.column]
@@ -127,7 +137,7 @@ def checked_hops(rows: list[Row]) -> Iterator[Checked]:
         row
         for row in rows
         if "/" in row.codec
-        and (row.kind, row.size_mb, row.link) == ("all_reduce", BAR_SIZE_MB, GIGABIT)
+        and (row.kind, row.size_mb, row.link) == ("all_reduce", LARGE_MB, GIGABIT)
         and (row.ranks, row.per_host) == (4, 2)
     ]
     if two:
@@ -156,7 +166,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Speed of the collectives, against gloo's, as ratios measured in one run."
     )
-    parser.add_argument("--size-mb", type=float, nargs="+", default=[25.0, BAR_SIZE_MB])
+    parser.add_argument("--size-mb", type=float, nargs="+", default=[0.001, 25.0, LARGE_MB])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument(
         "--hosts", type=int, nargs="+", help="instead of --ranks: ranks on hosts of their own"

@@ -3,34 +3,40 @@
 
 // The checksum's part, and whether `is_bad`, which gives all ones or zero for each byte of a
 // vector, holds for any byte: both in one pass. With s the sum of the words and t the sum of its
-// earlier values, sum of k * w_k = (K - 1) s - t: two additions a word, no multiplication.
+// earlier values, sum of k * w_k = (K - 1) s - t: two additions a word, no multiplication. Two
+// vectors take turns, so that one addition need not wait for the last.
 template <class IsBad>
 inline std::uint64_t scan(const std::uint8_t* words, std::size_t count, std::uint64_t first,
                           bool* bad, IsBad is_bad) {
   typedef std::uint64_t Words __attribute__((vector_size(kVectorBytes)));
   typedef std::uint8_t Bytes __attribute__((vector_size(kVectorBytes)));
   constexpr std::size_t lanes = sizeof(Words) / 8;
-  const std::size_t steps = count / lanes;
-  Words s = {}, t = {};
-  Bytes found = {};
+  const std::size_t steps = count / (2 * lanes);
+  Words s[2] = {}, t[2] = {};
+  Bytes found[2] = {};
   for (std::size_t k = 0; k < steps; ++k) {
-    Words w;
-    std::memcpy(&w, words + k * sizeof w, sizeof w);
-    t += s;
-    s += w;
-    found |= (Bytes)is_bad((Bytes)w);
+    for (int i = 0; i < 2; ++i) {
+      Words w;
+      std::memcpy(&w, words + (2 * k + i) * sizeof w, sizeof w);
+      t[i] += s[i];
+      s[i] += w;
+      found[i] |= (Bytes)is_bad((Bytes)w);
+    }
   }
-  Words rest = {};
+  Words rest[2] = {};
   std::uint64_t sum = 0;
-  for (std::size_t i = steps * lanes; i < count; ++i) {
-    rest[i % lanes] = load<std::uint64_t>(words + 8 * i);
-    sum += rest[i % lanes] * (2 * (first + i) + 1);
+  for (std::size_t i = 2 * steps * lanes; i < count; ++i) {
+    const auto word = load<std::uint64_t>(words + 8 * i);
+    rest[i / lanes % 2][i % lanes] = word;
+    sum += word * (2 * (first + i) + 1);
   }
-  const Words any = (Words)(found | (Bytes)is_bad((Bytes)rest));
+  const Words both = s[0] + s[1], earlier = t[0] + t[1];
+  const Words any =
+      (Words)(found[0] | found[1] | (Bytes)is_bad((Bytes)rest[0]) | (Bytes)is_bad((Bytes)rest[1]));
   std::uint64_t all = 0;
   for (std::size_t l = 0; l < lanes; ++l) {
-    const std::uint64_t ranked = (steps - 1) * s[l] - t[l];
-    sum += (2 * (first + l) + 1) * s[l] + 2 * lanes * ranked;
+    const std::uint64_t ranked = (steps - 1) * both[l] - earlier[l];
+    sum += (2 * (first + l) + 1) * both[l] + 2 * lanes * (2 * ranked + s[1][l]);
     all |= any[l];
   }
   *bad = all != 0;

@@ -191,6 +191,7 @@ INLINE void lookup32(const Lut<2>& lut, const std::uint8_t* codes, F* q) {
 // 8 * d1 + 4 * d0 + 2 * p1 + p0, where p1 is bit 1 of p.
 template <int Width>
 constexpr bool kHasColumns = Width == 4;
+constexpr bool kLutScales = false;  // a product has 16 bits, a byte shuffle's values 8
 
 template <int Width>
 INLINE void lookup_columns(const Lut<Width>& lut, const std::uint8_t* codes, F* q) {

@@ -161,6 +161,8 @@ struct Lut {
   explicit INLINE Lut(const float* values) {
     for (int i = 0; i < kLanes; ++i) table[i] = values[i % (1 << Width)];
   }
+  explicit INLINE Lut(F values) : table(values) {}
+  INLINE Lut times(F s) const { return Lut(table * s); }
   INLINE F operator()(__m512i index) const { return _mm512_permutexvar_ps(index, table); }
 };
 
@@ -210,6 +212,7 @@ INLINE __m512i lanes_of_8(const Lut<2>&, const std::uint8_t* codes) {
 
 template <int Width>
 constexpr bool kHasColumns = true;
+constexpr bool kLutScales = true;
 
 // Vector p, lane d: code 8 * d + p.
 template <int Width>

@@ -40,6 +40,7 @@ INLINE F vector_tree(int vectors, Term term) {
 // What looks up 32 codes at a time.
 struct Values32 {
   static constexpr int kVectors = kGroup;
+  static constexpr bool kScales = false;  // no times(s), which looks up values * s
 };
 
 // Adds the terms value(code) * scale of K wires, in order, to a block; Values::kVectors at a time.
@@ -62,7 +63,15 @@ INLINE void add_wires(const Values& values, const BlockWire* wires, std::size_t 
     F sum[kVectors], q[kVectors];
     if (!First) start(i, sum);
     for (int w = 0; w < K; ++w) {
-      values(codes[w] + i * Width / 8, q);
+      const std::uint8_t* const from = codes[w] + i * Width / 8;
+      if constexpr (First && Values::kScales) {
+        if (w == 0) {
+          values.times(s[0])(from, q);
+          for (int g = 0; g < kVectors; ++g) sum[g] = q[g];
+          continue;
+        }
+      }
+      values(from, q);
       for (int g = 0; g < kVectors; ++g) {
         if (First && w == 0) {
           sum[g] = q[g] * s[w];

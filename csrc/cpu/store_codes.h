@@ -57,14 +57,15 @@ struct LmCodes {
 };
 
 // For hadamard_columns(): butterflies between vectors S apart, of what lower(a, b) and upper(a, b)
-// make of both.
+// make of both. Additions have only two of four ports; a multiply-add by 1 rounds like a - b and
+// takes the others. decode_sum of two wires: 6.4 cycles per 16 elements instead of 6.9 (Zen 5).
 template <int S, class Lower, class Upper>
 INLINE void swap_butterflies(F* x, Lower lower, Upper upper) {
   for (int i = 0; i < 8; ++i) {
     if (i & S) continue;
     const F a = lower(x[i], x[i + S]), b = upper(x[i], x[i + S]);
     x[i] = a + b;
-    x[i + S] = a - b;
+    x[i + S] = exact_nmadd(b, splat(1), a);
   }
 }
 

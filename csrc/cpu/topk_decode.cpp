@@ -5,13 +5,21 @@
 namespace zcomm {
 namespace {
 
+// For what bounds an access. In memory that ranks share, the next read may find another value, so
+// the compiler must not read it again either: what passed through here it no longer knows.
+template <class T>
+T load_once(const std::uint8_t* p) {
+  T x = load<T>(p);
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 struct Entries {
-  const std::uint8_t *counts, *offsets, *values;
+  const std::uint8_t *offsets, *values;
   std::uint32_t count;  // in this range
 };
 
-// Checks every count of the segment; entries of this range in `entries`. A count is read once: in
-// memory that ranks share, the next read may find another.
+// Checks every count of the segment; entries of this range in `entries`.
 std::optional<TopkFault> open_range(const Segment& segment, const std::uint8_t* wire, int w,
                                     std::int64_t range, Entries& entries) {
   const std::uint8_t* counts = wire + segment.section(0);
@@ -19,7 +27,7 @@ std::optional<TopkFault> open_range(const Segment& segment, const std::uint8_t* 
   std::int64_t total = 0, before = 0, flagged = 0;
   std::uint32_t mine = 0;
   for (std::int64_t r = 0; r < ranges; ++r) {
-    const auto count = load<std::uint32_t>(counts + 4 * r);
+    const auto count = load_once<std::uint32_t>(counts + 4 * r);
     if (r == range) {
       before = total;
       mine = count;
@@ -39,15 +47,14 @@ std::optional<TopkFault> open_range(const Segment& segment, const std::uint8_t* 
   if (flagged == 0 && total != segment.k) {
     return TopkFault{w, "topk counts that add up to k", static_cast<std::uint64_t>(total)};
   }
-  entries = {counts, wire + segment.section(1) + 2 * before, wire + segment.section(2) + 2 * before,
-             mine};
+  entries = {wire + segment.section(1) + 2 * before, wire + segment.section(2) + 2 * before, mine};
   return {};
 }
 
 std::optional<TopkFault> add_entries(const Entries& entries, int w, std::int64_t n, float* out) {
   std::int64_t last = -1;
   for (std::uint32_t i = 0; i < entries.count; ++i) {
-    const std::int64_t at = load<std::uint16_t>(entries.offsets + 2 * i);
+    const std::int64_t at = load_once<std::uint16_t>(entries.offsets + 2 * i);
     const auto value = load<std::uint16_t>(entries.values + 2 * i);
     if (at <= last || at >= n) {
       return TopkFault{w, "topk offsets that increase within their range",

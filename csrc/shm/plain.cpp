@@ -11,6 +11,9 @@ namespace {
 
 // A tile's sums and codes stay in the L1 cache between the kernels.
 constexpr std::int64_t kTile = 1024;
+// A tensor is summed by every rank, in one exchange instead of two, if the ranks then read no more
+// than this: it takes less time than to wait once more.
+constexpr std::int64_t kAtOnce = 64 << 10;
 
 std::int64_t width(GradType type) { return type == kGradF32 ? 4 : 2; }
 
@@ -96,6 +99,7 @@ class Loop {
         job_(job),
         format_(job),
         me_(ring.rank()),
+        codes_(ring.world()),
         own_from_(job.reduce ? (*job.strips)[me_] : *job.own, job.reduce ? job.source : job.own_at),
         own_to_(job.gather ? (*job.strips)[me_] : *job.own, job.gather ? job.target : job.own_at) {
     const int regions = job.reduce ? ring.world() : 1;
@@ -108,6 +112,39 @@ class Loop {
       collected_.emplace_back(strip, job.target);
     }
     steps_ = static_cast<std::uint32_t>((longest + part_ - 1) / part_);
+  }
+
+  // A whole all-reduce in one exchange: every rank publishes all that it has, and sums all of it.
+  bool is_small() const {
+    std::int64_t nbytes = 0;
+    for (const Strip& strip : *job_.strips) nbytes += strip.numel * format_.bytes();
+    return job_.reduce && job_.gather && nbytes <= ring_.slot_nbytes() &&
+           nbytes * ring_.world() <= kAtOnce;
+  }
+
+  Seen run_at_once() {
+    const FloatMode mode;
+    const std::uint32_t chunk = ring_.next();
+    Seen seen = ring_.wait_free(chunk, job_.timeout_s, job_.spins);
+    if (seen.state != State::kReached) return seen;
+    std::uint8_t* codes = ring_.slot(me_, ring_.take());
+    for (std::size_t owner = 0; owner < sent_.size(); ++owner) {
+      const std::int64_t n = (*job_.strips)[owner].numel;
+      put(sent_[owner], n, codes);
+      codes += n * format_.bytes();
+    }
+    ring_.publish(chunk, job_.signature);
+    ring_.done(kReduced, chunk);
+    seen = ring_.wait(kPublished, chunk, job_.timeout_s, job_.spins);
+    if (seen.state != State::kReached) return seen;
+    std::int64_t at = 0;
+    for (std::size_t owner = 0; owner < collected_.size(); ++owner) {
+      const std::int64_t n = (*job_.strips)[owner].numel;
+      sum_strip(chunk, at, n, collected_[owner]);
+      at += n * format_.bytes();
+    }
+    ring_.done(kCollected, chunk);
+    return seen;
   }
 
   std::uint32_t steps() const { return steps_; }
@@ -206,13 +243,13 @@ class Loop {
     return seen;
   }
 
-  void sum_tile(std::uint32_t chunk, std::int64_t offset, std::int64_t n) const {
+  void sum_tile(std::uint32_t chunk, std::int64_t offset, std::int64_t n) {
     alignas(64) std::uint8_t own[4 * kTile];
     alignas(64) float sums[kTile];
-    const std::uint8_t* codes[kMostRanks];
     format_.put(own_from_.address(), job_.source.type, job_.prescale, n, own);
-    for (int r = 0; r < ring_.world(); ++r) codes[r] = region(r, chunk, me_) + offset;
-    codes[me_] = own;
+    for (int r = 0; r < ring_.world(); ++r) codes_[r] = region(r, chunk, me_) + offset;
+    codes_[me_] = own;
+    const std::uint8_t* const* codes = codes_.data();
     float* const out = reinterpret_cast<float*>(own_to_.address());
     if (job_.gather) {
       std::uint8_t* const result = region(me_, chunk, me_) + offset;
@@ -224,6 +261,22 @@ class Loop {
       format_.add(sums, n, out);
     } else {
       format_.sum(codes, ring_.world(), n, out);
+    }
+  }
+
+  // The sums of n elements that lie at an offset of every slot, as the owner would send them.
+  void sum_strip(std::uint32_t chunk, std::int64_t offset, std::int64_t n, Cursor& to) {
+    alignas(64) std::uint8_t result[4 * kTile];
+    alignas(64) float sums[kTile];
+    while (n > 0) {
+      const std::int64_t m = to.together(std::min(kTile, n));
+      for (int r = 0; r < ring_.world(); ++r) codes_[r] = ring_.slot(r, chunk) + offset;
+      format_.sum(codes_.data(), ring_.world(), m, sums);
+      format_.put_sums(sums, m, result);
+      format_.get(result, m, to.address(), job_.target.type);
+      to.skip(m);
+      offset += m * format_.bytes();
+      n -= m;
     }
   }
 
@@ -254,6 +307,7 @@ class Loop {
   const PlainJob& job_;
   Format format_;
   int me_;
+  std::vector<const std::uint8_t*> codes_;  // of one tile, in rank order
   std::int64_t region_nbytes_, part_;
   std::uint32_t steps_;
   std::vector<Cursor> sent_, collected_;
@@ -276,6 +330,7 @@ Strip::Strip(std::vector<Run> given) {
 
 Outcome run(Ring& ring, const PlainJob& job) {
   Loop loop(ring, job);
+  if (loop.is_small()) return {loop.run_at_once(), 0, 1};
   Outcome outcome{{}, 0, loop.steps()};
   outcome.seen = loop.run(&outcome.step);
   return outcome;

@@ -7,7 +7,8 @@
 //   reduce    its region of all slots, in rank order -> the sum, and its region of its own slot
 //   collect   the owners' regions of their slots     -> the tensor
 //
-// The three work on steps t, t - 1 and t - 2, so a rank that waits for another has work left. The
+// The three work on steps t, t - 1 and t - 2, so a rank that waits for another has work left. A
+// small all-reduce takes one step: every rank publishes all of it, and sums all of it itself. The
 // bits are those of encode, decode_sum, encode and decode with the same codec: they do not depend
 // on where strips are cut.
 #pragma once

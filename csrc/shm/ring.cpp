@@ -51,22 +51,23 @@ Ring::Ring(int rank, std::vector<Peer> ranks, int slots, std::int64_t slot_nbyte
     : rank_(rank),
       ranks_(std::move(ranks)),
       slots_(static_cast<std::uint32_t>(slots)),
-      slot_nbytes_(slot_nbytes),
-      known_(ranks_.size()) {
+      slot_nbytes_(slot_nbytes) {
   // Slot numbers go on where chunk numbers wrap around only if 2^32 is a multiple of the slots.
-  if (!is_power_of_2(slots) || slots < 2 || slots > kMostSlots || slot_nbytes < 64 ||
-      slot_nbytes % 64 != 0 || rank < 0 || rank >= world() || world() > kMostRanks) {
+  if (!is_power_of_2(slots) || slots < kLeastSlots || slots > kMostSlots || world() > kMostRanks ||
+      slot_nbytes < 64 * world() || slot_nbytes % 64 != 0 || rank < 0 || rank >= world()) {
     throw std::invalid_argument(
-        "Ring: expected 2, 4 or 8 slots of whole cache lines, and a rank of 128");
+        "Ring: expected a rank of at most 128, and 4 or 8 slots of a cache line for each");
   }
+  next_ = mine().counters[kCollected].value.load(std::memory_order_relaxed);
+  known_.assign(ranks_.size(), Known{{next_, next_, next_}});
 }
 
 Seen Ring::look_at(int rank, Counter counter, std::uint32_t chunk) {
-  // Acquire: what the peer wrote into its slot before it moved the counter is seen from here on.
+  // Acquire: what the peer did before it moved the counter is done for this rank, too. It has
+  // written its slot (published, reduced), or has read this rank's for the last time (collected).
   const std::uint32_t got = control(rank).counters[counter].value.load(std::memory_order_acquire);
   std::uint32_t& last = known_[rank].counters[counter];
-  const std::uint32_t most =
-      mine().counters[kCollected].value.load(std::memory_order_relaxed) + slots_;
+  const std::uint32_t most = known_[rank_].counters[kCollected] + slots_;
   if (is_before(got, last) || is_before(most, got)) {
     return {State::kBroken, rank, counter, got, last, most};
   }
@@ -74,14 +75,26 @@ Seen Ring::look_at(int rank, Counter counter, std::uint32_t chunk) {
   if (is_before(got, chunk + 1)) return {State::kNotYet, rank, counter};
   if (counter == kPublished) {
     const std::size_t at = chunk % slots_;
+    // Relaxed: `published` orders it. The peer writes the next one once this rank has collected.
     const std::uint64_t theirs = control(rank).slots[at].signature.load(std::memory_order_relaxed);
     if (theirs != signatures_[at]) return {State::kOtherJob, rank, counter};
   }
   return {State::kReached};
 }
 
+// This rank's own counters go by its own copy. If its page has others, something has spoiled it.
+Seen Ring::look_at_own() {
+  for (int c = 0; c < kCounters; ++c) {
+    const std::uint32_t got = mine().counters[c].value.load(std::memory_order_relaxed);
+    const std::uint32_t set = known_[rank_].counters[c];
+    if (got != set) return {State::kBroken, rank_, static_cast<Counter>(c), got, set, set};
+  }
+  return {State::kReached};
+}
+
 Seen Ring::look(Counter counter, std::uint32_t chunk) {
-  Seen found{State::kReached};
+  Seen found = look_at_own();
+  if (found.state != State::kReached) return found;
   for (int r = 0; r < world(); ++r) {
     if (r == rank_) continue;
     const Seen seen = look_at(r, counter, chunk);
@@ -123,7 +136,8 @@ Seen Ring::trouble(int waiting_for) {
   for (int i = 0; i < world(); ++i) {
     const int r = (waiting_for + i) % world();
     if (r == rank_) continue;
-    if (control(r).gave_up.value.load(std::memory_order_relaxed)) return {State::kGaveUp, r};
+    // Acquire: a look from here on finds all that the rank did before.
+    if (control(r).gave_up.value.load(std::memory_order_acquire)) return {State::kGaveUp, r};
     pollfd life{ranks_[r].life_fd, POLLIN, 0};
     if (poll(&life, 1, 0) > 0) return {State::kDied, r};
   }
@@ -132,7 +146,10 @@ Seen Ring::trouble(int waiting_for) {
 
 // The sleeper writes asleep_on, then reads the counter; the peer writes the counter, then reads
 // asleep_on. All four are sequentially consistent, so at least one of them sees what the other
-// wrote: either the sleeper does not sleep, or the peer wakes it.
+// wrote: either the sleeper does not sleep, or the peer wakes it. Release and acquire would let
+// both loads come before the stores. A peer that wakes too early finds nobody, but then the kernel
+// finds another value in the counter, which it compares in one step with the sleeper's going to
+// sleep.
 void Ring::sleep_on(int rank, Counter counter, std::uint32_t chunk, double timeout_s) {
   std::atomic<std::uint32_t>& asleep_on = mine().asleep_on.value;
   const std::atomic<std::uint32_t>& word = control(rank).counters[counter].value;
@@ -144,12 +161,14 @@ void Ring::sleep_on(int rank, Counter counter, std::uint32_t chunk, double timeo
     rest.tv_nsec = static_cast<long>((timeout_s - static_cast<double>(rest.tv_sec)) * 1e9);
     futex(word, FUTEX_WAIT, value, &rest);
   }
-  asleep_on.store(0, std::memory_order_relaxed);
+  asleep_on.store(0, std::memory_order_relaxed);  // who sees it late wakes nobody
 }
 
 void Ring::set(Counter counter, std::uint32_t value) {
   std::atomic<std::uint32_t>& word = mine().counters[counter].value;
-  // Releases the slot's bytes; sequentially consistent for the sake of sleepers.
+  known_[rank_].counters[counter] = value;
+  // Releases the bytes written to this rank's slot, or the reads of its peers' slots; sequentially
+  // consistent for the sake of sleepers.
   word.store(value, std::memory_order_seq_cst);
   for (int r = 0; r < world(); ++r) {
     if (r == rank_) continue;
@@ -164,19 +183,21 @@ void Ring::set(Counter counter, std::uint32_t value) {
 void Ring::publish(std::uint32_t chunk, std::uint64_t signature) {
   const std::size_t at = chunk % slots_;
   signatures_[at] = signature;
-  mine().slots[at].signature.store(signature, std::memory_order_relaxed);
+  mine().slots[at].signature.store(signature, std::memory_order_relaxed);  // set() releases it
   done(kPublished, chunk);
 }
 
 void Ring::done(Counter counter, std::uint32_t chunk) {
   bool* const is_done = is_done_[counter];
   is_done[chunk % slots_] = true;
-  const std::uint32_t before = mine().counters[counter].value.load(std::memory_order_relaxed);
+  const std::uint32_t before = known_[rank_].counters[counter];
   std::uint32_t after = before;
   for (; is_done[after % slots_]; ++after) is_done[after % slots_] = false;
-  if (after != before) set(counter, after);
+  // A spoiled counter stays as it is, for all to see.
+  const std::uint32_t got = mine().counters[counter].value.load(std::memory_order_relaxed);
+  if (after != before && got == before) set(counter, after);
 }
 
-void Ring::give_up() { mine().gave_up.value.store(1, std::memory_order_relaxed); }
+void Ring::give_up() { mine().gave_up.value.store(1, std::memory_order_release); }
 
 }  // namespace zcomm::shm

@@ -24,8 +24,10 @@
 
 namespace zcomm::shm {
 
-inline constexpr int kMostSlots = 8;
-// Of a host: what is looked up for each of them has room on the stack.
+// A rank publishes chunk i before it collects chunk i - 2 (plain.cpp, zcomm/engine/host.py). With
+// two slots, all ranks would wait in chunk i for what they do after it.
+inline constexpr int kLeastSlots = 4, kMostSlots = 8;
+// Of a host: each looks at all others, and is connected to them.
 inline constexpr int kMostRanks = 128;
 inline constexpr std::int64_t kControlBytes = 4096;
 
@@ -35,6 +37,10 @@ enum Counter { kPublished, kReduced, kCollected, kCounters };
 struct alignas(64) Line {
   std::atomic<std::uint32_t> value;
 };
+// So atomics work between processes, and the kernel can compare one (futex).
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free &&
+              std::atomic<std::uint64_t>::is_always_lock_free &&
+              sizeof(std::atomic<std::uint32_t>) == 4);
 struct alignas(64) Header {
   std::atomic<std::uint64_t> signature;  // of the job that the slot's chunk belongs to
 };
@@ -66,8 +72,8 @@ struct Seen {
 
 class Ring {
  public:
-  // `ranks` has this rank's own segment, too. A rank that waits looks `spins` times before it
-  // sleeps.
+  // `ranks` has this rank's own segment, too, all of whose counters are where it starts: at 0, but
+  // in tests that start shortly before they wrap around.
   Ring(int rank, std::vector<Peer> ranks, int slots, std::int64_t slot_nbytes);
 
   int rank() const { return rank_; }
@@ -89,7 +95,8 @@ class Ring {
   // Whether the slot of chunk i may be written.
   Seen look_free(std::uint32_t chunk) { return look(kCollected, chunk - slots_); }
 
-  // Looks until there is something else than kNotYet, for `timeout_s` at most.
+  // Looks until there is something else than kNotYet, for `timeout_s` at most; `spins` times before
+  // it sleeps.
   Seen wait(Counter counter, std::uint32_t chunk, double timeout_s, int spins = 0);
   Seen wait_free(std::uint32_t chunk, double timeout_s, int spins = 0) {
     return wait(kCollected, chunk - slots_, timeout_s, spins);
@@ -107,11 +114,12 @@ class Ring {
 
  private:
   struct Known {
-    std::uint32_t counters[kCounters] = {};  // the last ones that were seen
+    std::uint32_t counters[kCounters] = {};  // the last ones that were seen, or set by this rank
   };
 
   Control& mine() { return control(rank_); }
   Control& control(int rank) const { return *reinterpret_cast<Control*>(ranks_[rank].segment); }
+  Seen look_at_own();
   Seen look_at(int rank, Counter counter, std::uint32_t chunk);
   Seen trouble(int waiting_for);
   void sleep_on(int rank, Counter counter, std::uint32_t chunk, double timeout_s);
@@ -121,7 +129,7 @@ class Ring {
   std::vector<Peer> ranks_;
   std::uint32_t slots_;
   std::int64_t slot_nbytes_;
-  std::uint32_t next_ = 0;
+  std::uint32_t next_;
   std::vector<Known> known_;
   std::uint64_t signatures_[kMostSlots] = {};
   bool is_done_[kCounters][kMostSlots] = {};

@@ -20,7 +20,7 @@ from zcomm.cli.doctor import command as doctor
 from zcomm.cli.doctor import self_test
 from zcomm.conformance import gpu_tools, vectors
 from zcomm.launch import interfaces
-from zcomm.report.finding import OK, PROBLEM, Finding, guarded, say, show
+from zcomm.report.finding import NOTE, OK, PROBLEM, Finding, guarded, say, show
 
 NAMES = [
     "zcomm",
@@ -33,6 +33,7 @@ NAMES = [
     "network",
     "vectors",
     "two ranks",
+    "shared memory",
 ]
 
 
@@ -58,6 +59,8 @@ def test_this_machine_is_ready_and_json_is_one_object(tmp_path: Path) -> None:
     assert "lo" in [i["name"] for i in checks["network"]["interfaces"]]
     first, second = checks["two ranks"]["ranks"]
     assert first["replica"] == second["replica"]
+    assert checks["shared memory"]["state"] == OK
+    assert checks["shared memory"]["bytes"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,10 +70,11 @@ def test_what_is_wrong_becomes_a_numbered_list(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert "Traceback" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    states = {line[9:20].strip(): line[:9].strip() for line in done.stdout.splitlines()}
+    states = {line[9:24].strip(): line[:9].strip() for line in done.stdout.splitlines()}
     problems = [name for name in NAMES if states[name] == PROBLEM]
     assert problems == ["processor", "network", "two ranks"]
     text, _, to_do = done.stdout.partition("\nnot ready. What to fix:\n")
+    assert states["shared memory"] == NOTE
     assert "expected one of scalar, avx2, avx512, got 'avx9'" in " ".join(text.split())
     assert [line[:4] for line in to_do.splitlines() if line[:3].strip()] == [
         " 1. ",
@@ -100,7 +104,7 @@ def test_a_check_that_raises_is_a_line_and_the_others_go_on(
     assert with_checks(monkeypatch, first=good, second=broken, third=good) == 1
     out = capsys.readouterr().out
     assert out.count("as it should be") == 2
-    assert "problem  second     the check failed: ZeroDivisionError: division by zero" in out
+    assert "problem  second         the check failed: ZeroDivisionError: division by zero" in out
     assert "Traceback" not in out
 
 
@@ -109,7 +113,7 @@ def test_notes_do_not_keep_it_from_being_ready(
 ) -> None:
     assert with_checks(monkeypatch, cuda=gpu_tools.check, other=good) == 0
     out = capsys.readouterr().out
-    assert out.startswith("note     cuda       nvcc ")
+    assert out.startswith("note     cuda           nvcc ")
     assert out.endswith("\nready\n")
 
 
@@ -193,6 +197,25 @@ def test_ranks_that_cannot_connect_are_a_problem(
     assert capfd.readouterr() == ("", "")
 
 
+def test_ranks_that_may_not_share_memory_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZCOMM_SHM", "0")
+    self_test._run.cache_clear()
+    found = self_test.check_shared_memory()
+    self_test._run.cache_clear()
+    assert found.state == NOTE
+    assert found.lines[0].startswith("ranks of one host use gloo: rank 0: ZCOMM_SHM=0 turns")
+    assert found.details["bytes"] == 0
+
+
+def test_a_kernel_without_pidfds_is_a_note() -> None:
+    seen = {"reason": "", "bytes": 1, "has_pidfds": True}
+    assert self_test.judged_memory([seen, seen]).state == OK
+    found = self_test.judged_memory([seen, {**seen, "has_pidfds": False}])
+    assert found.state == NOTE
+    assert found.lines[0] == "the ranks of this host share memory"
+    assert "when its connection closes" in found.lines[1]
+
+
 def test_interfaces_are_those_of_the_machine() -> None:
     found = {i.name: i for i in interfaces.list_interfaces()}
     assert set(found) == {name for _, name in socket.if_nameindex()}
@@ -254,7 +277,7 @@ def test_lines_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
     found = guarded(lambda: Finding(OK, ["words and " * 40, "/a/long/path" * 20]))
     lines = show("name", found).splitlines()
     assert max(map(len, lines)) <= columns
-    assert lines[0].startswith("ok       name       words and words")
+    assert lines[0].startswith("ok       name           words and words")
 
 
 def test_what_the_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

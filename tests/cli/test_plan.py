@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -127,7 +129,6 @@ def test_a_profile_of_ones_own_decides_about_times(
 
 
 def test_thousands_of_ranks_are_planned_at_once(tmp_path: Path) -> None:
-    zcomm.plan(1000, 2)  # torch.optim imports a lot when it is first used
     started = time.process_time()
     values = planned(tmp_path, *ISSUE, "--world", "4096", "--hosts", "512", "--codecs", "lm4")
     assert time.process_time() - started < 10
@@ -148,11 +149,20 @@ def test_an_optimizer_that_zero_cannot_shard_is_planned_with_ddp(
 
 @pytest.mark.parametrize("world_size", ["100000", "1000000"])
 def test_any_number_of_ranks_is_planned_at_once(world_size: str, tmp_path: Path) -> None:
-    zcomm.plan(1000, 2)
     started = time.process_time()
     values = planned(tmp_path, "--params", "100", "--world", world_size)
     assert time.process_time() - started < 2
     assert len(values["rows"]) == 31
+
+
+def test_the_compiler_is_not_imported() -> None:
+    """It takes most of a second. Every step() of torch.optim imports it."""
+    command = [sys.executable, "-X", "importtime", "-m", "zcomm", "plan", *ISSUE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "DDP alone" in done.stdout
+    imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    assert "torch.optim" in imported
+    assert not [name for name in imported if name.startswith("torch._dynamo")]
 
 
 @pytest.mark.parametrize("name", ["latency_s", "bytes_per_s", "cores"])

@@ -27,7 +27,8 @@ from ddp_training import (
     seeded,
     train,
 )
-from ranks import World
+from ranks import OVER_GLOO, World
+from zcomm.transport.shared_memory.ring import segment_nbytes
 
 pytest_plugins = ["ddp_ranks"]
 
@@ -67,7 +68,7 @@ def test_a_registered_state_has_a_handle_after_its_first_bucket(pair: World) -> 
         assert kind == "RuntimeError"
         assert "expected at least one backward() before" in message
         assert "lm4" in text
-        assert "step 4, 2 ranks" in text
+        assert text.endswith("step 4, 2 ranks; shared memory>")
 
 
 def different_settings(rank: int, world_size: int, by_compress: bool) -> Any:
@@ -166,6 +167,9 @@ def test_the_engine_ends_with_its_model(pair: World) -> None:
         assert left <= 0
 
 
+SEGMENT_NBYTES = segment_nbytes(2)
+
+
 def counted(rank: int, world_size: int) -> Any:
     ddp = wrapped()
     handle = zcomm.compress(ddp, "lm4", feedback=True)
@@ -188,9 +192,28 @@ def test_stats_count_steps_and_bytes(pair: World) -> None:
         assert seen[0].ratio == 1.0
         for name in ("encode_s", "wait_s", "decode_s", "exposed_s"):
             assert 0 < getattr(seen[2], name) < getattr(seen[3], name)
-        assert 0 < buffer_nbytes < 4 * NUMEL
+        assert 0 < buffer_nbytes - SEGMENT_NBYTES < 4 * NUMEL
+        assert all(stats.shared_bytes == stats.wire_bytes for stats in seen)
     # All elements on each rank, plus the run it owns.
     assert sum(nbytes for _, nbytes, _ in results) == 3 * 4 * sum(COMPRESSED.values())
+
+
+def transport(rank: int, world_size: int, codec: Any) -> tuple[str, int, int]:
+    ddp = wrapped()
+    handle = zcomm.compress(ddp, codec)
+    step(ddp, rank)
+    assert repr(handle).endswith(f"; {handle.transport}>")
+    return handle.transport, handle.stats().shared_bytes, handle.stats().wire_bytes
+
+
+def test_a_handle_says_what_gradients_go_over(pair: World) -> None:
+    for text, shared_nbytes, wire_nbytes in pair.run(transport, "lm4"):
+        assert text == "shared memory"
+        assert shared_nbytes == wire_nbytes > 0
+    with World(2, env=OVER_GLOO) as world:
+        for text, shared_nbytes, wire_nbytes in world.run(transport, "lm4"):
+            assert text.startswith("gloo: rank 0: ZCOMM_SHM=0 turns shared memory off; rank 1: ")
+            assert shared_nbytes == 0 < wire_nbytes
 
 
 class Run:

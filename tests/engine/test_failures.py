@@ -19,13 +19,19 @@ from torch.nn.parallel import DistributedDataParallel
 import zcomm
 from failing_training import TIMEOUT_S, DamagingChannel, backward, model
 from raised import Raised, raised
-from ranks import World, run_ranks
-from zcomm.engine.cpu import CpuRunner
+from ranks import OVER_GLOO, World, run_ranks
+from zcomm.engine.pipeline import Pipeline
 
 
 @pytest.fixture(scope="module")
 def three_ranks() -> Iterator[World]:
     with World(3) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def over_gloo() -> Iterator[World]:
+    with World(3, env=OVER_GLOO) as world:
         yield world
 
 
@@ -124,19 +130,31 @@ def train_until_signal(rank: int, world_size: int, victim: int, signal_: int) ->
     return [raised(backward, ddp), raised(backward, ddp)]
 
 
+ENV = pytest.mark.parametrize("env", [OVER_GLOO, {}], ids=["gloo", "shared memory"])
+
+
+def of_the_dead(rank: int, env: dict[str, str], signal_: int = signal.SIGKILL) -> str:
+    """How messages name the culprit: in shared memory a rank sees that a process has ended."""
+    seen = not env and signal_ == signal.SIGKILL
+    return rf"rank {rank} died" + ("" if seen else r" or stopped \(no answer for \d s\)")
+
+
+@ENV
 @pytest.mark.parametrize(
     ("victim", "signal_"),
     [(0, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGSTOP)],
     ids=["0 killed", "2 killed", "2 stopped"],
 )
-def test_rank_that_dies_or_stops_is_named_in_time(victim: int, signal_: int) -> None:
-    found = run_ranks(3, train_until_signal, victim, signal_, expect_dead=[victim])
+def test_rank_that_dies_or_stops_is_named_in_time(
+    victim: int, signal_: int, env: dict[str, str]
+) -> None:
+    found = run_ranks(3, train_until_signal, victim, signal_, expect_dead=[victim], env=env)
     for rank in {0, 1, 2} - {victim}:
         first, again = found[rank]
         assert first.type == "CommunicationError"
         assert first.seconds < TIMEOUT_S + 0.5
         # The culprit first, gloo's words last.
-        start = rf"rank {rank}: rank {victim} died or stopped \(no answer for \d s\) in bucket \d"
+        start = rf"rank {rank}: {of_the_dead(victim, env, signal_)} in bucket \d"
         where = r"(reduce-scatter of chunk \d of \d|before its first chunk)"
         assert re.fullmatch(rf"{start} of step 3, {where}( \[.*\])?", first.text), first.text
         # The error persists: no later call hangs or keeps training.
@@ -152,11 +170,12 @@ def collective_without_peer(rank: int, world_size: int) -> Raised | None:
     return raised(zcomm.all_reduce, torch.ones(1000), group=group)
 
 
-def test_collective_of_a_dead_rank_raises() -> None:
-    error = run_ranks(2, collective_without_peer, expect_dead=[1])[0]
+@ENV
+def test_collective_of_a_dead_rank_raises(env: dict[str, str]) -> None:
+    error = run_ranks(2, collective_without_peer, expect_dead=[1], env=env)[0]
     assert error.type == "CommunicationError"
     assert "all_reduce of 1000 elements" in error.text
-    assert error.text.startswith("rank 0: rank 1 died or stopped (no answer for ")
+    assert re.match(f"rank 0: {of_the_dead(1, env)} in ", error.text)
 
 
 # Wires that arrive damaged.
@@ -175,8 +194,8 @@ def train_with_damage(rank: int, world_size: int, hop: str, byte: int) -> list[R
 
 @pytest.mark.parametrize("byte", [0, 9, 200], ids=["magic", "element count", "body"])
 @pytest.mark.parametrize("hop", ["reduce", "gather"])
-def test_corrupted_wire_names_its_sender(three_ranks: World, hop: str, byte: int) -> None:
-    found = three_ranks.run(train_with_damage, hop, byte)
+def test_corrupted_wire_names_its_sender(over_gloo: World, hop: str, byte: int) -> None:
+    found = over_gloo.run(train_with_damage, hop, byte)
     first, again = found[1]
     assert first.type == "WireError"
     name = {"reduce": "reduce-scatter", "gather": "all-gather"}[hop]
@@ -200,18 +219,21 @@ def train_with_fault(rank: int, world_size: int) -> list[Raised]:
     zcomm.compress(ddp)
     backward(ddp)
     if rank == 2:
-        original = CpuRunner._advance
+        original = Pipeline.encode_sum
 
-        def faulty(self: CpuRunner, *args: Any) -> None:
-            CpuRunner._advance = original  # type: ignore[method-assign]
+        def faulty(self: Pipeline, *args: Any) -> None:
+            Pipeline.encode_sum = original  # type: ignore[method-assign]
             raise KeyError("planted")
 
-        CpuRunner._advance = faulty  # type: ignore[method-assign]
+        Pipeline.encode_sum = faulty  # type: ignore[method-assign]
     return [raised(backward, ddp) for _ in range(3)]
 
 
-def test_exception_in_the_engine_is_raised_by_backward(three_ranks: World) -> None:
-    found = three_ranks.run(train_with_fault)
+@pytest.mark.parametrize("world", ["over_gloo", "three_ranks"])
+def test_exception_in_the_engine_is_raised_by_backward(
+    world: str, request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue(world).run(train_with_fault)
     assert [error.type for error in found[2]] == ["KeyError"] * 3
     assert found[2][0].text == "'planted'"
     for rank in (0, 1):

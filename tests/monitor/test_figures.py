@@ -207,7 +207,15 @@ def totals(rank: int, world_size: int, zero: bool) -> Any:
     run.steps(rank, 9)
     compared = []
     for sample, after in seen:
-        for name in ("raw_bytes", "wire_bytes", "encode_s", "wait_s", "decode_s", "exposed_s"):
+        for name in (
+            "raw_bytes",
+            "wire_bytes",
+            "shared_bytes",
+            "encode_s",
+            "wait_s",
+            "decode_s",
+            "exposed_s",
+        ):
             expected = getattr(after, name) - getattr(before, name)
             compared.append((getattr(sample, name) * sample.steps, expected))
         before = after

@@ -11,6 +11,7 @@ import pytest
 
 import zcomm
 from ranks import World
+from zcomm import collectives
 from zcomm.cli.bench import fit
 from zcomm.cli.bench.collective_rows import Row, rows_of, wire_nbytes
 from zcomm.cli.bench.collective_tasks import Key, measure
@@ -125,6 +126,10 @@ def local_launcher(world: World) -> Launcher:
     return Launcher(world.run, *[world.world_size] * 2, LOOPBACK)
 
 
+def routes(rank: int, world_size: int) -> list[str]:
+    return [one.engine.transport.route for one in collectives._engines.values()]
+
+
 def test_a_fit_on_real_ranks_predicts_what_it_has_not_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +139,8 @@ def test_a_fit_on_real_ranks_predicts_what_it_has_not_seen(
     with World(2) as world:
         launcher = local_launcher(world)
         assert fit.run(launcher, 2, path) == 0
+        for (route,) in world.run(routes):
+            assert route.startswith("gloo: rank 0: ZCOMM_SHM=0")
         keys = [Key("all_reduce", spec) for spec in (OWN, "int4")]
         rows = list(rows_of(4 << 20, world.run(measure, 4 << 20, keys, 2, "gloo")))
     fitted = cost.load(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -44,27 +45,45 @@ CASES = {
         1, "lm4", "AdamW", ddp={"gradient_as_bucket_view": True}, options=SMALL_CHUNKS
     ),
 }
+# Two ranks share memory, three go over gloo as between hosts; these also the other way around.
+BOTH_WAYS = ("lm4", "ZeRO, exact", "ZeRO, bf16")
 # Three ranks own runs of different lengths; cases that do not depend on that run on two.
 ON_THREE = ("lm4", "topk", "residuals in int8", "ZeRO, exact", "ZeRO, lm4", "ZeRO, bf16")
 
 
+Worlds = dict[tuple[int, bool], World]  # by ranks, and whether they share memory
+
+
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, World]]:
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     library = build_counter(tmp_path_factory.mktemp("counter"))
     if library is None:
         pytest.skip("needs a C compiler, for the allocator that counts")
     env = {"LD_PRELOAD": str(library)}
-    with World(2, env=env) as pair, World(3, env=env) as three:
-        yield {2: pair, 3: three}
+    over_gloo = {**env, "ZCOMM_SHM": "0"}
+    with ExitStack() as stack:
+        yield {
+            (ranks, one_host): stack.enter_context(World(ranks, env=env if one_host else over_gloo))
+            for ranks in (2, 3)
+            for one_host in (True, False)
+        }
 
 
 @pytest.mark.parametrize(
-    ("world_size", "name"), [*((2, name) for name in CASES), *((3, name) for name in ON_THREE)]
+    ("world_size", "one_host", "name"),
+    [
+        *((2, True, name) for name in CASES),
+        *((3, False, name) for name in ON_THREE),
+        *((ranks, not one, name) for ranks, one in ((2, True), (3, False)) for name in BOTH_WAYS),
+    ],
 )
-def test_a_plan_is_what_is_alive(worlds: dict[int, World], world_size: int, name: str) -> None:
+def test_a_plan_is_what_is_alive(
+    worlds: Worlds, world_size: int, one_host: bool, name: str
+) -> None:
     case = CASES[name]
-    for rank, measured in enumerate(worlds[world_size].run(measure, case, timeout_s=240)):
-        planned = case.planned(world_size, rank)
+    world = worlds[world_size, one_host]
+    for rank, measured in enumerate(world.run(measure, case, timeout_s=240)):
+        planned = case.planned(world_size, rank, one_host)
         assert measured.total == pytest.approx(planned.total, rel=WITHIN), planned
         assert measured.peak == pytest.approx(planned.peak, rel=WITHIN), planned
 

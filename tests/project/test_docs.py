@@ -16,6 +16,7 @@ import zcomm.monitor
 from pages import DIFF, GUIDE, PAGES, PYTHON, RANKS, README, ROOT, blocks, pages_with
 from scripts import python, torchrun
 from zcomm.cli import make_parser
+from zcomm.transport.shared_memory.ring import segment_nbytes, slot_nbytes
 
 # `make test-integrations` runs the whole scripts; the guide shows excerpts of them.
 FRAMEWORKS = ("diff lightning", "diff transformers", "diff accelerate")
@@ -112,6 +113,18 @@ def test_the_api_page_lists_every_public_name() -> None:
     for package, module in packages.items():
         public |= {f"{package}.{name}" for name in module.__all__}
     assert sorted(listed) == sorted(public)
+
+
+def test_the_table_of_segments_is_that_of_the_code() -> None:
+    page = (ROOT / "docs/shared-memory.md").read_text()
+    rows = re.findall(
+        r"^\| (\d+) \| (\d+) KiB \| (\d+) KiB \| ([\d.]+) MiB \|$", page, re.MULTILINE
+    )
+    assert len(rows) == 5
+    for ranks, *sizes in rows:
+        slot, segment = slot_nbytes(int(ranks)), segment_nbytes(int(ranks))
+        every = f"{int(ranks) * segment / 2**20:.1f}"
+        assert sizes == [str(slot >> 10), str(segment >> 10), every]
 
 
 # Links.

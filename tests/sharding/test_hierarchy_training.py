@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ddp_training import Net, assert_equal_replicas, seeded, train
 from everyones import everyones
 from failing_training import TIMEOUT_S, DamagingChannel, backward, model
 from raised import Raised, raised
-from ranks import World, run_ranks
+from ranks import OVER_GLOO, World, run_ranks
 from zcomm import Hierarchy
 from zcomm.launch import hosts
 from zero_training import difference, plain, trained, zero
@@ -151,6 +151,12 @@ def test_residuals_are_conserved_from_hosts_to_hosts(
 # Failures.
 
 
+@pytest.fixture(scope="module")
+def over_gloo() -> Iterator[World]:
+    with World(4, env=OVER_GLOO) as world:
+        yield world
+
+
 def train_with_damage(rank: int, world_size: int, pair: str, way: str) -> list[Raised]:
     ddp = model()
     handle = zcomm.compress(ddp, Hierarchy("int8", "int8", hosts=2))
@@ -170,8 +176,8 @@ HOPS = {
 
 
 @pytest.mark.parametrize(("pair", "way"), list(HOPS), ids=str)
-def test_corrupted_wire_names_its_sender(quartet: World, pair: str, way: str) -> None:
-    found = quartet.run(train_with_damage, pair, way)
+def test_corrupted_wire_names_its_sender(over_gloo: World, pair: str, way: str) -> None:
+    found = over_gloo.run(train_with_damage, pair, way)
     first, again = found[1]
     hop, sender = HOPS[pair, way]
     assert first.type == "WireError"

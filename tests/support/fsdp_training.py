@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ import zcomm.fsdp
 from ddp_training import batch, seeded
 from zcomm import codec
 from zcomm.engine.cpu import CpuRunner
+from zcomm.engine.host import HostRunner, Turns
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 OFFLOAD = CPUOffloadPolicy(pin_memory=False)
@@ -171,17 +172,25 @@ def expected_gradient(ranks: list[Tensor], spec: str) -> Tensor:
 @contextmanager
 def slow_engine() -> Iterator[None]:
     """Slows the engine down, so that code that does not wait for a result fails."""
-    original = CpuRunner._advance
+    with ExitStack() as stack:
+        for kind, name in ((CpuRunner, "_advance"), (HostRunner, "_run_plain"), (Turns, "_sum")):
+            stack.enter_context(_slow(kind, name))
+        yield
 
-    def slow(self: CpuRunner, *args: Any) -> None:
+
+@contextmanager
+def _slow(kind: Any, name: str) -> Iterator[None]:
+    original = getattr(kind, name)
+
+    def slow(*args: Any) -> None:
         time.sleep(0.01)
-        original(self, *args)
+        original(*args)
 
-    CpuRunner._advance = slow  # type: ignore[method-assign]
+    setattr(kind, name, slow)
     try:
         yield
     finally:
-        CpuRunner._advance = original  # type: ignore[method-assign]
+        setattr(kind, name, original)
 
 
 class Watched(NamedTuple):

@@ -77,7 +77,9 @@ class Case(NamedTuple):
     ddp: dict[str, Any] = {}  # noqa: RUF012
     options: dict[str, Any] = {}  # noqa: RUF012
 
-    def planned(self, world_size: int, rank: int | None = None) -> zcomm.MemoryPlan:
+    def planned(
+        self, world_size: int, rank: int | None = None, one_host: bool = True
+    ) -> zcomm.MemoryPlan:
         model = Layers(getattr(torch, self.dtype))
         return zcomm.plan(
             model,
@@ -87,6 +89,7 @@ class Case(NamedTuple):
             optimizer=self.optimizer,
             scaler=self.scaler,
             rank=rank,
+            one_host=one_host,
             **{"bucket_cap_mb": BUCKET_CAP_MB, **self.ddp},
             **_options(self.options),
         )
@@ -108,8 +111,16 @@ def measure(rank: int, world_size: int, case: Case) -> Measured:
     # The native core's maximum is that of the process: only a new one is this training's.
     peak += (native_most if native_most > most_native else native_now) - native
     total = counter.tensors_now() - tensors + native_now - native
+    shared = _own_segments_nbytes()
     training.close()
-    return Measured(total, peak)
+    return Measured(total + shared, peak + shared)
+
+
+def _own_segments_nbytes() -> int:
+    """What this rank shares with its peers: it alone may write it."""
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    ends = [m[0].split("-") for m in maps if m[1] == "rw-s" and "memfd:zcomm" in " ".join(m)]
+    return sum(int(end, 16) - int(start, 16) for start, end in ends)
 
 
 def _collect() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,6 +15,9 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo"]
 )
+
+
+OVER_GLOO = {"ZCOMM_SHM": "0"}
 
 
 def forked(env: dict[str, str], pipe: Connection, *args: Any) -> None:
@@ -62,7 +65,8 @@ def run_ranks(
     *args: Any,
     timeout_s: float = 200.0,
     expect_dead: Collection[int] = (),
+    env: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """What `fn(rank, world_size, *args)` returned on each rank; see `World.run`."""
-    with World(world_size) as world:
+    with World(world_size, env=env) as world:
         return world.run(fn, *args, timeout_s=timeout_s, expect_dead=expect_dead)

@@ -158,10 +158,11 @@ def die_while_connecting(rank: int, world_size: int, folder: Path) -> Failed | N
     """In the first job that goes over gloo."""
     group = group_over("ring", range(world_size), timeout_s=4.0)
     if rank == 1:
-        transport = engine_of(group).transport
-        connect = transport._connect
-        transport._connect = lambda: (connect(), die(folder / "1"))  # type: ignore[assignment]
-    return failure(1, lambda: zcomm.all_reduce(torch.ones(9).double(), "none", group))
+        channel = engine_of(group).transport.flat.gather
+        connect = channel.connect
+        channel.connect = lambda: (connect(), die(folder / "1"))  # type: ignore[assignment]
+    too_long, feedback = torch.ones(1 << 20), zcomm.Feedback()
+    return failure(1, lambda: zcomm.all_reduce(too_long, "topk:0.9", group, feedback))
 
 
 def test_a_rank_killed_while_gloo_connects_is_named_in_time(tmp_path: Path) -> None:

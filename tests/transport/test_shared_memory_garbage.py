@@ -119,11 +119,9 @@ def by_case(found: list[dict[str, Raised]]) -> Iterator[tuple[str, list[Raised]]
 
 
 def expect_refusal(errors: list[Raised], refused: str) -> None:
-    """By one of the peers at least; the other one may hear of it from that one."""
-    peers = [errors[0], errors[2]]
-    assert all(error.type in ("WireError", "CommunicationError") for error in peers)
-    assert any(error.type == "WireError" and refused in error.text for error in peers)
-    assert errors[1].type in ("WireError", "CommunicationError")
+    """By one rank at least; the others may hear of it from that one."""
+    assert all(error.type in ("WireError", "CommunicationError") for error in errors)
+    assert any(error.type == "WireError" and refused in error.text for error in errors)
     assert all(error.seconds < 5 for error in errors)
 
 

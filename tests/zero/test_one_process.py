@@ -111,6 +111,7 @@ def test_an_unwrapped_model_has_a_handle() -> None:
             loss_of(model, step).backward()
     assert (handle.stats().steps, handle.stats().wire_bytes, handle.stats().ratio) == (3, 0, 1.0)
     assert [sample.step for sample in samples] == [1, 2, 3]
+    assert handle.transport == "none: one rank sends nothing"
     handle.load_state_dict(handle.state_dict())
     handle.close()
 

@@ -51,5 +51,8 @@ class RawLayout:
     def decode(self, wire: Tensor, *, out: Tensor, **_: object) -> Tensor:
         return self.decode_sum((wire,), out=out)
 
+    def decode_frames(self, frames: Sequence[Tensor], *, out: Tensor, **_: object) -> Tensor:
+        return self.decode(torch.cat(list(frames)), out=out)
+
     def for_peer(self, peer: int) -> "RawLayout":
         return RawLayout(packed(self.segments, peer))

@@ -1,9 +1,10 @@
 """Engine: the chunk pipeline. A job comes in; its chunks are encoded, sent, summed and decoded.
 
 `engine` has the thread that runs jobs in the order of submission, while backward continues. A
-runner decides the order of their chunks: `cpu`, or `device`, which only enqueues work on a GPU's
-streams. `pipeline` says what happens to a chunk, and `buffers` holds its bytes. `compressor` and
-`handle` are what the models of DDP and FSDP2 have in common.
+runner decides the order of their chunks: `host` where all ranks share memory, `cpu` where they do
+not, `device`, which only enqueues work on a GPU's streams. `pipeline` says what happens to a chunk,
+and `buffers` holds its bytes; `plain` runs uncompressed jobs in shared memory without either.
+`compressor` and `handle` are what the models of DDP and FSDP2 have in common.
 
 Imports: transport and below. Start with pipeline.py, then engine.py.
 """

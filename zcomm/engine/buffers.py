@@ -1,12 +1,25 @@
 """Frames: a chunk's bytes in the memory of a slot, and the all-to-all of each hop."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from zcomm.sharding.chunks import Chunk
+from zcomm.sharding.chunks import Chunk, Hops
 from zcomm.transport.shared_memory.ring import Ring
+
+
+class AnySlot(Protocol):
+    """Where a chunk's bytes lie: this rank's wire, and what it gets from the others."""
+
+    @property
+    def wire(self) -> Tensor: ...
+
+    def received(self, frames: "Frames", /) -> list[Tensor]:
+        """This rank's frame from every other rank, in the order of the group."""
+
+    def gathered(self, frames: "Frames", own: bool, /) -> Tensor | list[Tensor]:
+        """Every rank's frame, with this rank's own or without it: one wire, or where they lie."""
 
 
 class Slot:
@@ -26,13 +39,11 @@ class Slot:
         return self.wire.nbytes + self.rows.nbytes
 
     def received(self, frames: "Frames") -> list[Tensor]:
-        """This rank's frame from every other rank, in the order of the group."""
         rows, nbytes = frames.rows, frames.chunk.own_nbytes
         return [rows[i * nbytes : (i + 1) * nbytes] for i in range(frames.chunk.wire.peers - 1)]
 
-    def gathered(self, frames: "Frames") -> Tensor | list[Tensor]:
-        """The frames of the other ranks, in the order of the wire."""
-        return frames.others
+    def gathered(self, frames: "Frames", own: bool) -> Tensor | list[Tensor]:
+        return frames.wire if own else frames.others
 
 
 class SharedSlot:
@@ -46,23 +57,60 @@ class SharedSlot:
         self.wire = ring.slot(ring.rank, number)
 
     def received(self, frames: "Frames") -> list[Tensor]:
-        """This rank's frame from every other rank, in the order of the group."""
         nbytes, starts = frames.chunk.own_nbytes, frames.chunk.starts_at_peers
         slots = (self._ring.slot(r, self.number) for r in starts)
         return [slot[start : start + nbytes] for slot, start in zip(slots, starts.values())]
 
-    def gathered(self, frames: "Frames") -> Tensor | list[Tensor]:
-        """The frames of the other ranks: the last one of each rank's wire."""
+    def gathered(self, frames: "Frames", own: bool) -> Tensor | list[Tensor]:
+        # The last one of each rank's wire.
         chunk, end = frames.chunk, frames.chunk.wire.wire_nbytes
         sizes = zip(chunk.senders[:-1], chunk.wire.frame_nbytes)
-        return [self._ring.slot(r, self.number)[end - nbytes : end] for r, nbytes in sizes]
+        others = [self._ring.slot(r, self.number)[end - nbytes : end] for r, nbytes in sizes]
+        return [*others, frames.own] if own else others
+
+
+class TwoSlots:
+    """A chunk with two hops: inside the host in shared memory, between hosts in a slot.
+
+    Behind the frames for the ranks of the host, the shared slot has room for a column: the frames
+    that came from the other hosts, for the ranks of this one.
+    """
+
+    def __init__(self, ring: Ring, number: int, between: Slot, hops: Hops) -> None:
+        self.inside, self.between = SharedSlot(ring, number), between
+        self._ring, self._hops = ring, hops
+
+    @property
+    def wire(self) -> Tensor:
+        return self.between.wire
+
+    def received(self, frames: "Frames") -> list[Tensor]:
+        return self.between.received(frames)
+
+    def share_column(self, column: Tensor) -> None:
+        """Copies this rank's column to where its neighbours look for it."""
+        self._column(self._ring.rank, column.numel()).copy_(column)
+
+    def gathered(self, frames: "Frames", own: bool) -> Tensor | list[Tensor]:
+        sizes = iter(frames.chunk.wire.frame_nbytes)
+        found: list[Tensor] = []
+        for r, nbytes in self._hops.columns.items():
+            mine = r == self._ring.rank
+            column = self.between.wire[:nbytes] if mine else self._column(r, nbytes)
+            ranks = len(frames.chunk.senders) // len(self._hops.columns)
+            found += torch.split(column, [next(sizes) for _ in range(ranks)])
+        return found if own else found[:-1]
+
+    def _column(self, rank: int, nbytes: int) -> Tensor:
+        start = self._hops.column_start
+        return self._ring.slot(rank, self.inside.number)[start : start + nbytes]
 
 
 class Frames(NamedTuple):
     """A chunk's views of a slot's memory; its wire begins at `start`."""
 
     chunk: Chunk
-    slot: Slot | SharedSlot
+    slot: AnySlot
     start: int = 0
 
     @property
@@ -91,11 +139,7 @@ class Frames(NamedTuple):
         return frames
 
     def gathered(self, own: bool) -> Tensor | list[Tensor]:
-        """Every rank's frame, with this rank's own or without it: one wire, or where they lie."""
-        frames = self.slot.gathered(self)
-        if isinstance(frames, Tensor):
-            return self.wire if own else frames
-        return [*frames, self.own] if own else frames
+        return self.slot.gathered(self, own)
 
 
 class Exchange(NamedTuple):

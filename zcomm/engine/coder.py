@@ -69,6 +69,15 @@ class Coder:
             )
         return out
 
+    def encode_sum_of(self, transit: Transit, layout: Any, wires: list[Tensor]) -> Tensor:
+        """The frame of the sum of one owner's frames, from all ranks in order."""
+        how = {"verify": transit.verify, "threads": self._threads}
+        ranks = sorted(transit.chunk.senders)
+        with self._refusals(transit, layout, lambda e: ranks[e.wire_index or 0]):
+            sums = layout.decode_sum(wires, **how)
+        frame: Tensor = layout.encode(sums, **how)
+        return frame
+
     def decode(self, transit: Transit, layout: Any, out: Tensor) -> Tensor:
         """The frames of all owners."""
         wire = transit.whole.gathered(own=True)

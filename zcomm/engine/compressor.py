@@ -66,6 +66,11 @@ class Compressor(ABC):
     @abstractmethod
     def describe(self) -> str: ...
 
+    def transport(self) -> str:
+        """What chunks go over. The process groups of an FSDP2 model may differ."""
+        routes = dict.fromkeys(engine.transport.route for engine in self.engines())
+        return "; ".join(routes) or "none: one rank sends nothing"
+
     def wait(self, *jobs: Job) -> None:
         """Until jobs are complete; the time counts as exposed."""
         started = perf_counter()

@@ -41,9 +41,10 @@ class Stats:
 
     `raw_bytes` is what an uncompressed all-reduce of the same gradients would have sent, and
     `wire_bytes` what was sent; of that, `shared_bytes` went through memory that the ranks of a host
-    share. encode_s, wait_s and decode_s are of the engine's thread, which
-    works beside backward; `exposed_s` is how long backward() had to wait for it at its end. On a
-    CUDA device these are the times of the host, which issues work and does not wait for it.
+    share. encode_s, wait_s and decode_s are of the engine's thread, which works beside backward;
+    `exposed_s` is how long backward() had to wait for it at its end. In shared memory, wait_s
+    includes all of an uncompressed exchange, which has no encoding. On a CUDA device these are the
+    times of the host, which issues work and does not wait for it.
     """
 
     steps: int

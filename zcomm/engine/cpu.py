@@ -13,9 +13,10 @@ from itertools import chain
 
 import torch
 
-from zcomm.engine.buffers import Slot
+from zcomm.engine.buffers import AnySlot, Slot, TwoSlots
 from zcomm.engine.inbox import Inbox, stopped
 from zcomm.engine.job import Job, Marker
+from zcomm.engine.parcel import ParcelSlot, is_small, parcel_nbytes
 from zcomm.engine.pipeline import Pipeline
 from zcomm.engine.transit import Stage, Transit
 from zcomm.engine.waiting import Check, Waiting
@@ -28,6 +29,7 @@ class _Running:
 
     job: Job
     stages: tuple[Stage, ...]
+    shares: bool  # its hops inside a host go through shared memory
     check: Check | None = None
     started: int = 0
     finished: int = 0
@@ -39,7 +41,9 @@ class CpuRunner:
     def __init__(self, transport: Transport, threads: int | None = None) -> None:
         # A new thread would ask torch for its own count, which is not the user's.
         self.pipeline = Pipeline(transport, threads or torch.get_num_threads())
-        self._waiting = Waiting(transport)
+        self._transport, self._waiting = transport, Waiting(transport)
+        self._world_size = transport.world_size
+        self._parcel_nbytes = parcel_nbytes(transport.world_size)
         self._starting: deque[_Running] = deque()  # jobs with chunks left to start
         self._running: dict[Job, _Running] = {}
         # What is on each channel, in the order of the hops.
@@ -77,7 +81,10 @@ class CpuRunner:
 
     def _accept(self, job: Job | Marker) -> None:
         assert isinstance(job, Job)
-        running = self._running[job] = _Running(job, self.pipeline.stages(job))
+        shares = self.pipeline.shares(job)
+        if not shares and job.chunks and job.chunks[0].hops is not None:
+            self._transport.connect_late()
+        running = self._running[job] = _Running(job, self.pipeline.stages(job), shares)
         self._starting.append(running)
 
     def _next_step(self, inbox: Inbox) -> Callable[[], None] | None:
@@ -104,10 +111,12 @@ class CpuRunner:
         """A job's check can always start; its chunks after that, as slots become free."""
         if running.check is None:
             return True
-        if not running.job.chunks:
+        if not running.job.chunks or running.check.small is not None:
             return self._waiting.arrived(running.check)
         has_slot = bool(self._free) and self._waiting.arrived(running.check)
-        return has_slot and self._has_turn(running)
+        if not has_slot or not self._has_turn(running):
+            return False
+        return not running.shares or self._waiting.has_free_slot(running.job)
 
     def _has_turn(self, running: _Running) -> bool:
         """Whether all chunks before it are on its first channel, or past it: an all-gather starts
@@ -132,7 +141,11 @@ class CpuRunner:
 
     def _rest(self) -> None:
         sent = next((queue[0] for queue in self._in_flight.values() if queue), None)
-        resting_on = sent or self._starting[0].check
+        first = self._starting[0] if self._starting else None
+        if sent is None and first is not None and first.shares and first.started:
+            self._waiting.rest_on_slot(first.job)
+            return
+        resting_on = sent or (first.check if first else None)
         assert resting_on is not None
         self._waiting.rest_on(resting_on)
 
@@ -146,10 +159,15 @@ class CpuRunner:
         """The check of the oldest job; then its next chunk, up to its first hop."""
         job = running.job
         if running.check is None:
-            running.check = self._waiting.start_check(job)
+            running.check = self._waiting.start_check(job, self._small(job), self._parcel_nbytes)
             return
         if running.started == 0:
             self._waiting.compare(running.check)
+        if running.check.small is not None:
+            self.pipeline.finish_small(running.check.small)
+            self._starting.popleft()
+            self._finish(running, inbox)
+            return
         if job.chunks:
             self._start_chunk(running)
         if running.started == len(job.chunks):
@@ -157,11 +175,22 @@ class CpuRunner:
         if not job.chunks:
             self._finish(running, inbox)
 
+    def _small(self, job: Job) -> Transit | None:
+        """A job that fits into parcels, encoded."""
+        if not is_small(job, self._world_size):
+            return None
+        transit = Transit(job, 0, ParcelSlot(job.chunks[0]), ())
+        self.pipeline.prepare_small(transit)
+        return transit
+
     def _start_chunk(self, running: _Running) -> None:
         job = running.job
-        slot = self._free.pop()
-        transit = Transit(job, running.started, slot, running.stages)
-        slot.reserve(transit.chunk, job.collective.reduce)
+        chunk, slot = job.chunks[running.started], self._free.pop()
+        taken: AnySlot = slot
+        if running.shares:
+            chunk, taken = chunk.coded, self.pipeline.take_shared(job, running.started, slot)
+        slot.reserve(chunk, job.collective.reduce)
+        transit = Transit(job, running.started, taken, running.stages)
         running.started += 1
         self._send(transit)
 
@@ -177,8 +206,11 @@ class CpuRunner:
             self._send(transit)
             return
         self.pipeline.finish(transit)
-        assert isinstance(transit.slot, Slot)
-        self._free.append(transit.slot)
+        if isinstance(transit.slot, TwoSlots):
+            self.pipeline.leave_shared(transit)
+            self._free.append(transit.slot.between)
+        elif isinstance(transit.slot, Slot):
+            self._free.append(transit.slot)
         running = self._running[transit.job]
         running.finished += 1
         if running.finished == len(running.job.chunks):

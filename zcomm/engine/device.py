@@ -20,6 +20,7 @@ from time import perf_counter, sleep
 from zcomm.engine.faults import Faults, Findings
 from zcomm.engine.inbox import Inbox
 from zcomm.engine.job import Job
+from zcomm.engine.parcel import SIGNATURE_NBYTES
 from zcomm.engine.pipeline import SLOTS, Pipeline
 from zcomm.engine.streams import Event, Streams
 from zcomm.engine.transit import Transit
@@ -111,7 +112,7 @@ class DeviceRunner:
 
     def _agree(self, job: Job) -> None:
         """The check, over the host's network: nothing is enqueued yet if ranks disagree."""
-        check = self._waiting.start_check(job)
+        check = self._waiting.start_check(job, None, SIGNATURE_NBYTES)
         with self.pipeline.counters.time("wait_s", "wait"):
             self._waiting.until(
                 lambda: self._waiting.arrived(check),

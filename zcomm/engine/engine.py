@@ -145,13 +145,13 @@ def make_engine(
     kernels.select(streams.device if streams else torch.device("cpu"))
     place = (caller.group, name, caller.timeout_s)
     if streams is None:
-        transport = Transport(*place, hosts=hosts, share=None if hosts else caller)
+        transport = Transport(*place, hosts=hosts, share=caller)
     else:
         transport = Transport(*place, streams.device, in_order=True, hosts=hosts)
     # gloo cannot finish connecting to a rank that is through with it and closes at once.
     caller.gather(b"")
     if streams is None:
-        runner = HostRunner if isinstance(transport.ring, Ring) else CpuRunner
+        runner = HostRunner if hosts is None and isinstance(transport.ring, Ring) else CpuRunner
         return Engine(transport, runner(transport, threads))
     return Engine(transport, DeviceRunner(transport, streams, threads), streams)
 

@@ -51,8 +51,14 @@ class Handle:
         """Totals of this rank since the model was compressed."""
         return self._compressor.stats()
 
+    @property
+    def transport(self) -> str:
+        """What gradients go over: "shared memory", or a backend and why not shared memory, such as
+        "gloo: the ranks of the group are on several hosts"."""
+        return self._compressor.transport()
+
     def buffer_nbytes(self) -> int:
-        """Memory that the engine holds, apart from residuals."""
+        """Memory that the engine holds, apart from residuals; its shared segment is part of it."""
         return self._compressor.buffer_nbytes()
 
     def residual_nbytes(self) -> int:
@@ -83,7 +89,7 @@ class Handle:
     def __repr__(self) -> str:
         if self._parts is None:
             return "<zcomm.Handle: of a copy, which has no hook>"
-        return f"<zcomm.Handle: {self._compressor.describe()}>"
+        return f"<zcomm.Handle: {self._compressor.describe()}; {self.transport}>"
 
 
 def _copied() -> Handle:

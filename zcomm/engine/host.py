@@ -20,15 +20,15 @@ from time import perf_counter
 
 from zcomm.engine.buffers import SharedSlot
 from zcomm.engine.cpu import CpuRunner
-from zcomm.engine.inbox import Inbox, stopped
-from zcomm.engine.job import Job
+from zcomm.engine.inbox import Inbox
+from zcomm.engine.job import Job, signature_number
 from zcomm.engine.pipeline import Pipeline
 from zcomm.engine.plain import Plain, plain_of, run_plain, sent_nbytes
 from zcomm.engine.transit import Transit
-from zcomm.engine.waiting import signature_number
+from zcomm.engine.waiting import failure
+from zcomm.torch_private.autograd import Range
 from zcomm.transport.channels import Transport
-from zcomm.transport.shared_memory.ring import Counter, Ring, RingError, State
-from zcomm.wire.header import WireError
+from zcomm.transport.shared_memory.ring import Counter, Ring, RingError
 
 # How often a rank looks before it sleeps, if every rank has a processor and nothing else to do.
 _SPINS = 2000
@@ -59,10 +59,10 @@ class HostRunner:
             self._run_plain(plain, job, spins)
             inbox.finish(job)
             return
-        run = _Run(self._ring, self.pipeline, job, spins)
-        fits = not job.chunks.raw and job.chunks.largest_nbytes <= self._ring.slot_nbytes
-        with self._failures(job, lambda: str(run)):
-            run.run() if fits else run.meet()
+        turns = Turns(self._ring, self.pipeline, job, spins)
+        fits = job.chunks.largest_nbytes <= self._ring.slot_nbytes
+        with self._failures(job, lambda: str(turns)):
+            turns.run() if fits else turns.meet()
         if fits:
             inbox.finish(job)
         else:
@@ -72,7 +72,7 @@ class HostRunner:
     def _run_plain(self, plain: Plain, job: Job, spins: int) -> None:
         counters = self.pipeline.counters
         part = "its start"
-        with self._failures(job, lambda: f"{job.what}, {part}"), counters.time("wait_s", "ring"):
+        with self._failures(job, lambda: f"{job.what}, {part}"), counters.time("wait_s", "wait"):
             end = run_plain(self._ring, plain, job, signature_number(job.signature), spins)
             part = f"part {end.step + 1} of {end.steps}"
             self._ring.expect(end.seen)
@@ -88,23 +88,11 @@ class HostRunner:
             yield
         except RingError as error:
             waited_s = perf_counter() - started
-            raise self._failure(error, job, where(), waited_s) from error
-
-    def _failure(self, error: RingError, job: Job, where: str, waited_s: float) -> Exception:
-        if error.state is State.INTERRUPTED:
-            return stopped()
-        notes, rank = self._transport.notes, self._transport.ranks[error.rank]
-        if error.state is State.OTHER_JOB:
-            return notes.disagreement(job.signature)
-        if error.state is State.BROKEN:
-            me = self._transport.ranks[self._transport.rank]
-            return WireError(f"rank {me}: {where}: corrupted counter of rank {rank}: {error}", rank)
-        dead = rank if error.state is State.DIED else None
-        return notes.failure(where, None, waited_s, dead)
+            raise failure(self._transport, error, job, where(), waited_s) from error
 
 
-class _Run:
-    """A job on its way through the ring."""
+class Turns:
+    """A job on its way through the ring, chunk by chunk."""
 
     def __init__(self, ring: Ring, pipeline: Pipeline, job: Job, spins: int) -> None:
         self._ring, self._pipeline, self._job, self._spins = ring, pipeline, job, spins
@@ -149,7 +137,8 @@ class _Run:
             self._at(transit, "all-gather")
             self._pipeline.encode_owned(transit)
             self._share_own(transit)
-        self._ring.publish(number, self._signature)
+        with Range("zcomm::send"):
+            self._ring.publish(number, self._signature)
         if not self._reduce:
             self._ring.done(Counter.REDUCED, number)
 

@@ -1,5 +1,6 @@
 """Job: what a caller hands to the engine, and where its data lies."""
 
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -218,6 +219,11 @@ class Job:
         self._completed.wait()
         if self.streams is not None and self.done is not None:
             self.streams.wait_current(self.done)
+
+
+def signature_number(signature: str) -> int:
+    """What ranks compare: a hash of 64 bits."""
+    return int.from_bytes(hashlib.blake2b(signature.encode(), digest_size=8).digest(), "little")
 
 
 class Marker(threading.Event):

@@ -22,22 +22,26 @@ encode_owned. With several ranks on each of several hosts there is one more hop 
 zcomm/conformance/all_reduce.py is the same without an engine, in 40 lines.
 """
 
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch.distributed import Work
 
 from zcomm.codecs.scattered import ScatteredLayout
-from zcomm.engine.buffers import Exchange, Frames, Slot, grown, to_all, to_owners
+from zcomm.engine.buffers import Exchange, Frames, Slot, TwoSlots, grown, to_all, to_owners
 from zcomm.engine.coder import Coder
 from zcomm.engine.counters import Counters
 from zcomm.engine.faults import Faults
-from zcomm.engine.job import Job
+from zcomm.engine.job import ALL_REDUCE, Job, signature_number
+from zcomm.engine.parcel import ParcelSlot
 from zcomm.engine.transit import Stage, Transit
 from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.residual_store import Hop
 from zcomm.torch_private.autograd import Range
-from zcomm.transport.channels import Transport
+from zcomm.transport.channels import Channel, Transport
+from zcomm.transport.shared_memory.ring import Counter, Ring, RingWork
 
 # Chunks in flight: one is encoded while others are on the network, in either hop.
 SLOTS = 4
@@ -65,35 +69,100 @@ class Pipeline:
         reduce, gather = job.collective
         prepare = self.encode_sum if reduce else self.encode_owned
         if not job.chunks or job.chunks[0].hops is None:
-            flat = self._transport.flat
+            there, back = self._transport.flat
             stages = [
-                Stage("reduce-scatter", flat.reduce, self.encode, lambda t: to_owners(t.whole)),
-                Stage("all-gather", flat.gather, prepare, lambda t: to_all(t.coded)),
+                Stage("reduce-scatter", there, self.encode, self._over(there, _to_owners)),
+                Stage("all-gather", back, prepare, self._over(back, _to_all)),
             ]
         else:
-            local, across = self._transport.local, self._transport.across
-            assert local is not None
-            assert across is not None
-            one, two = " inside a host", " between hosts"
-            out, back = "reduce-scatter", "all-gather"
-            stages = [
-                Stage(out + one, local.reduce, self.encode_local, lambda t: to_owners(t.local)),
-                Stage(out + two, across.reduce, self.encode_across, lambda t: to_owners(t.coded)),
-                Stage(back + two, across.gather, prepare, lambda t: to_all(t.coded)),
-                Stage(back + one, local.gather, lambda t: None, self.forward),
-            ]
+            stages = self._four_stages(prepare, self.shares(job))
         half = len(stages) // 2
         return tuple(stages[0 if reduce else half : None if gather else half])
+
+    def _four_stages(self, prepare: Callable[[Transit], None], share: bool) -> list[Stage]:
+        """Two hops, there and back. Ranks that share memory send nothing inside a host."""
+        local, across = self._transport.local, self._transport.across
+        assert local is not None
+        assert across is not None
+        there, back = across
+        publish = self._publish if share else self._over(local.reduce, _to_neighbours)
+        forward = self._share_column if share else self._over(local.gather, self.forward)
+        return [
+            Stage("reduce-scatter inside a host", local.reduce, self.encode_local, publish),
+            Stage(
+                "reduce-scatter between hosts",
+                there,
+                self.encode_across,
+                self._over(there, _to_owners),
+            ),
+            Stage("all-gather between hosts", back, prepare, self._over(back, _to_all)),
+            Stage("all-gather inside a host", local.gather, lambda t: None, forward),
+        ]
+
+    def shares(self, job: Job) -> bool:
+        """Whether the hops inside a host of a job with two go through shared memory."""
+        ring = self._transport.ring
+        if not isinstance(ring, Ring) or not job.chunks or job.chunks[0].hops is None:
+            return False
+        return job.chunks.shared_nbytes <= ring.slot_nbytes
+
+    def _over(
+        self, channel: Channel, exchange_of: Callable[[Transit], Exchange]
+    ) -> Callable[[Transit], Work]:
+        """A hop over a channel."""
+
+        def start(transit: Transit) -> Work:
+            exchange = exchange_of(transit)
+            self.counters.wire_bytes += exchange.send.numel()
+            return channel.all_to_all(*exchange)
+
+        return start
+
+    def _publish(self, transit: Transit) -> RingWork:
+        """The frames for the ranks of this host are where these read them."""
+        ring, number = self._ring_of(transit)
+        ring.publish(number, signature_number(transit.job.signature))
+        self.counters.add_shared(transit.hops.local.others_nbytes)
+        return RingWork(ring, Counter.PUBLISHED, number)
+
+    def _share_column(self, transit: Transit) -> RingWork:
+        """All frames of this rank's column, for the ranks of this host."""
+        ring, number = self._ring_of(transit)
+        assert isinstance(transit.slot, TwoSlots)
+        transit.slot.share_column(transit.coded.wire)
+        ring.done(Counter.REDUCED, number)
+        self.counters.add_shared(transit.hops.forwarded_nbytes)
+        return RingWork(ring, Counter.REDUCED, number)
+
+    def take_shared(self, job: Job, index: int, between: Slot) -> TwoSlots:
+        """The next slot of the ring, which is free, for a chunk with two hops."""
+        ring, hops = self._transport.ring, job.chunks[index].hops
+        assert isinstance(ring, Ring)
+        assert hops is not None
+        number = ring.take()
+        if not job.collective.reduce:  # there is nothing to read before the column is there
+            ring.publish(number, signature_number(job.signature))
+        return TwoSlots(ring, number, between, hops)
+
+    def leave_shared(self, transit: Transit) -> None:
+        """This rank is through with the ring's slots of a chunk."""
+        ring, number = self._ring_of(transit)
+        if not transit.job.collective.gather:
+            ring.done(Counter.REDUCED, number)
+        ring.done(Counter.COLLECTED, number)
+
+    def _ring_of(self, transit: Transit) -> tuple[Ring, int]:
+        assert isinstance(self._transport.ring, Ring)
+        assert isinstance(transit.slot, TwoSlots)
+        return self._transport.ring, transit.slot.inside.number
 
     def send(self, transit: Transit) -> None:
         """Makes the bytes of a transit's stage ready, and starts its hop."""
         stage = transit.stages[transit.stage]
         stage.prepare(transit)  # may refuse what the hop before brought
         transit.hop = stage.hop
-        exchange = stage.exchange(transit)
-        self.counters.wire_bytes += exchange.send.numel()
         with Range("zcomm::send"):
-            transit.work, transit.sent_at = stage.channel.all_to_all(*exchange), perf_counter()
+            transit.work, transit.sent_at = stage.start(transit), perf_counter()
 
     def finish(self, transit: Transit) -> None:
         """After the last hop: the result goes to the caller's memory."""
@@ -101,6 +170,25 @@ class Pipeline:
             self.decode(transit)
         else:
             self.sum(transit)
+
+    # A small job, whose parcels take the place of both hops.
+
+    def prepare_small(self, transit: Transit) -> None:
+        """Its frames are ready for the parcels."""
+        transit.hop = "parcel"
+        reduce, _ = transit.job.collective
+        self.encode(transit) if reduce else self.encode_owned(transit)
+        frames = transit.whole
+        sent = frames.wire if reduce else frames.own
+        self.counters.wire_bytes += sent.numel() * (transit.chunk.wire.peers - 1)
+
+    def finish_small(self, transit: Transit) -> None:
+        """The parcels have arrived: the result goes to the caller's memory."""
+        if transit.job.collective == ALL_REDUCE:
+            assert isinstance(transit.slot, ParcelSlot)
+            transit.slot.sum_for_others(transit, self._coder)
+            self.encode_sum(transit)
+        self.finish(transit)
 
     def buffer_nbytes(self) -> int:
         slots = sum(slot.nbytes() for slot in self.slots)
@@ -207,3 +295,15 @@ class Pipeline:
     def count(self, job: Job, chunk: Chunk) -> None:
         """What the same collective would send without a codec, in the tensor's own dtype."""
         self.counters.raw_bytes += chunk.sent_numel(*job.collective) * job.data.itemsize
+
+
+def _to_owners(transit: Transit) -> Exchange:
+    return to_owners(transit.coded)
+
+
+def _to_neighbours(transit: Transit) -> Exchange:
+    return to_owners(transit.local)
+
+
+def _to_all(transit: Transit) -> Exchange:
+    return to_all(transit.coded)

@@ -8,20 +8,21 @@ from typing import NamedTuple
 
 from torch.distributed import Work
 
-from zcomm.engine.buffers import Exchange, Frames, SharedSlot, Slot
+from zcomm.engine.buffers import AnySlot, Frames, TwoSlots
 from zcomm.engine.job import Job
 from zcomm.sharding.chunks import Chunk, Hops
 from zcomm.sharding.residual_store import Hop
 from zcomm.transport.channels import Channel
+from zcomm.transport.shared_memory.ring import RingWork
 
 
 class Stage(NamedTuple):
-    """A hop: its name for errors, its channel, what makes its bytes ready, and what it sends."""
+    """A hop: its name for errors, its channel, what makes its bytes ready, and what starts it."""
 
     hop: str
     channel: Channel
     prepare: Callable[[Transit], object]
-    exchange: Callable[[Transit], Exchange]
+    start: Callable[[Transit], Work | RingWork]
 
 
 @dataclass(eq=False)
@@ -30,11 +31,11 @@ class Transit:
 
     job: Job
     index: int
-    slot: Slot | SharedSlot
+    slot: AnySlot
     stages: tuple[Stage, ...]
     stage: int = 0
     hop: str = ""  # the last one sent
-    work: Work | None = None
+    work: Work | RingWork | None = None
     sent_at: float = 0.0
 
     @property
@@ -70,12 +71,15 @@ class Transit:
     @property
     def local(self) -> Frames:
         """The frames for the ranks of this host."""
-        return Frames(self.hops.local, self.slot)
+        inside = self.slot.inside if isinstance(self.slot, TwoSlots) else self.slot
+        return Frames(self.hops.local, inside)
 
     @property
     def coded(self) -> Frames:
         """The frames of the encoding with residuals; between hosts, the last ones of the whole."""
         coded = self.chunk.coded
+        if isinstance(self.slot, TwoSlots):
+            return Frames(coded, self.slot.between)
         start = self.chunk.wire.wire_nbytes - coded.wire.wire_nbytes
         return Frames(coded, self.slot, start)
 

@@ -4,7 +4,6 @@ Before its first chunk a job exchanges a hash of what it is. Ranks that disagree
 says so, and no rank ever reads bytes of one job as those of another.
 """
 
-import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,12 +11,15 @@ from datetime import timedelta
 from time import perf_counter
 
 import torch
-from torch import Tensor
 from torch.distributed import Work
 
-from zcomm.engine.job import Job
+from zcomm.engine.inbox import stopped
+from zcomm.engine.job import Job, signature_number
+from zcomm.engine.parcel import Parcels, ParcelSlot
 from zcomm.engine.transit import Transit
 from zcomm.transport.channels import Transport
+from zcomm.transport.shared_memory.ring import Ring, RingError, State
+from zcomm.wire.header import WireError
 
 # How long a waiting engine sleeps at a time, and how often it asks whether a peer has failed.
 _REST = timedelta(milliseconds=2)
@@ -26,21 +28,35 @@ _PEER_POLL_S = 0.5
 
 @dataclass(eq=False)
 class Check:
-    """The exchange of signatures in front of a job."""
+    """The exchange of parcels in front of a job. `small`: the job itself, if it is in them."""
 
     job: Job
-    mine: Tensor
-    everyone: Tensor
+    mine: Parcels
+    everyone: Parcels
     work: Work
     sent_at: float
+    small: Transit | None = None
 
     def __str__(self) -> str:
         return f"{self.job.what}, before its first chunk"
 
 
-def signature_number(signature: str) -> int:
-    """What ranks compare: a hash of 64 bits."""
-    return int.from_bytes(hashlib.blake2b(signature.encode(), digest_size=8).digest(), "little")
+def failure(
+    transport: Transport, error: RuntimeError, job: Job, where: str, waited_s: float
+) -> Exception:
+    """What users see of an error of a hop."""
+    notes = transport.notes
+    if not isinstance(error, RingError):
+        return notes.failure(where, error, waited_s)
+    rank = transport.ranks[error.rank]
+    if error.state is State.INTERRUPTED:
+        return stopped()
+    if error.state is State.OTHER_JOB:
+        return notes.disagreement(job.signature)
+    if error.state is State.BROKEN:
+        me = transport.ranks[transport.rank]
+        return WireError(f"rank {me}: {where}: corrupted counter of rank {rank}: {error}", rank)
+    return notes.failure(where, None, waited_s, rank if error.state is State.DIED else None)
 
 
 class Waiting:
@@ -57,6 +73,19 @@ class Waiting:
         self.join(sent)
         return True
 
+    def has_free_slot(self, job: Job, rest: timedelta = timedelta(0)) -> bool:
+        """Whether the ranks of this host have left the ring's next slot."""
+        ring, where = self._transport.ring, f"{job.what}, its next chunk"
+        assert isinstance(ring, Ring)
+        try:
+            return ring.has_free_slot(rest.total_seconds())
+        except RingError as error:
+            raise failure(self._transport, error, job, where, 0.0) from error
+
+    def rest_on_slot(self, job: Job) -> None:
+        """Sleeps until the slot is free, 2 ms at most."""
+        self.has_free_slot(job, _REST)
+
     def join(self, sent: Transit | Check) -> None:
         """What comes next, on the current stream too, comes after it."""
         assert sent.work is not None
@@ -64,7 +93,7 @@ class Waiting:
             sent.work.wait()
         except RuntimeError as error:
             waited_s = perf_counter() - sent.sent_at
-            raise self._transport.notes.failure(str(sent), error, waited_s) from error
+            raise failure(self._transport, error, sent.job, str(sent), waited_s) from error
 
     def rest_on(self, sent: Transit | Check) -> None:
         """Sleeps until it has arrived, 2 ms at most. It sleeps in native code: a loop that looks
@@ -86,14 +115,23 @@ class Waiting:
                     raise self._transport.notes.failure(oldest(), None, waited)
             rest()
 
-    def start_check(self, job: Job) -> Check:
-        value = signature_number(job.signature) - (1 << 63)
-        mine = torch.full((self._transport.world_size,), value, device="cpu")
-        everyone, ones = torch.empty_like(mine), [1] * mine.numel()
-        work = self._transport.signatures().all_to_all(everyone, mine, ones, ones)
-        return Check(job, mine, everyone, work, perf_counter())
+    def start_check(self, job: Job, small: Transit | None, room: int) -> Check:
+        """Sends parcels of `room` bytes; a small job's frames are ready."""
+        world_size = self._transport.world_size
+        mine = Parcels.signed(world_size, signature_number(job.signature) - (1 << 63), room)
+        if small is not None:
+            assert isinstance(small.slot, ParcelSlot)
+            small.slot.send(small.whole, mine, job.collective.reduce)
+        everyone = Parcels(torch.empty_like(mine.rows))
+        out, sent = everyone.words(), mine.words()
+        sizes = [sent.numel() // world_size] * world_size
+        work = self._transport.signatures().all_to_all(out, sent, sizes, sizes)
+        return Check(job, mine, everyone, work, perf_counter(), small)
 
     def compare(self, check: Check) -> None:
         """Raises on every rank if signatures differ."""
-        if not torch.equal(check.mine, check.everyone):
+        if not torch.equal(check.mine.signatures(), check.everyone.signatures()):
             raise self._transport.notes.disagreement(check.job.signature)
+        if check.small is not None:
+            assert isinstance(check.small.slot, ParcelSlot)
+            check.small.slot.arrive(check.everyone)

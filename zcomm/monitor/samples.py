@@ -19,7 +19,7 @@ class Memory:
 
     parameters   the model's, including frozen ones
     residuals    what compression has left out so far
-    buffers      the engine's, for chunks in flight
+    buffers      the engine's, for chunks in flight; this rank's shared segment is part of them
     core         what the native core holds in this process, for all models
     optimizer    with ZeRO: the state of this rank's shards; otherwise None
     masters      with ZeRO: fp32 copies of what this rank owns; otherwise None
@@ -40,7 +40,8 @@ class Sample:
     step           how many steps there have been; a step is one synchronized backward()
     steps          how many of them this sample covers; the values below are their means
     step_s         wall time from the end of one backward() to the end of the next
-    raw_bytes      what an uncompressed run would have sent; wire_bytes: what was sent
+    raw_bytes      what an uncompressed run would have sent; wire_bytes: what was sent; of that,
+                   shared_bytes went through memory that the ranks of a host share
     encode_s, wait_s, decode_s   of the engine's thread, which runs alongside backward()
     exposed_s      how long backward() waited for the engine at its end
     memory         at this moment
@@ -58,6 +59,7 @@ class Sample:
     step_s: float
     raw_bytes: float
     wire_bytes: float
+    shared_bytes: float
     encode_s: float
     wait_s: float
     decode_s: float
@@ -89,7 +91,7 @@ def _numbers(of: Any, prefix: str, leave_out: tuple[str, ...] = ()) -> dict[str,
 
 
 # Totals that a sample averages over its steps.
-_TOTALS = ("raw_bytes", "wire_bytes", "encode_s", "wait_s", "decode_s", "exposed_s")
+_TOTALS = tuple(f.name for f in fields(Stats) if f.name != "steps")
 
 
 class Meter:

@@ -15,9 +15,10 @@ from torch import Tensor
 from zcomm.base import arguments
 from zcomm.engine.pipeline import SLOTS
 from zcomm.planning.chunk_sizes import Owned, SizedChunk, owners_of, size_chunks
-from zcomm.sharding.chunks import piece_limit
-from zcomm.sharding.settings import PLAIN, Settings
+from zcomm.sharding.chunks import ChunkSize, piece_limit
+from zcomm.sharding.settings import EXACT, PLAIN, Settings
 from zcomm.torch_private.ddp import FIRST_BUCKET_BYTES, assign_buckets
+from zcomm.transport.shared_memory.ring import chunk_nbytes
 from zcomm.zero.parameter_gather import gathered_codec, is_in_place
 from zcomm.zero.shards import Shard
 
@@ -32,9 +33,11 @@ MakeShards = Callable[[Named, Mapping[str, Owned]], list[Shard]]
 
 
 class BufferBytes(NamedTuple):
-    """Lasting bytes, bytes while encoding a chunk, and elements of the longest chunk."""
+    """Lasting bytes, those of them that are there before the first chunk, bytes while encoding a
+    chunk, and elements of the longest chunk."""
 
     nbytes: int
+    shared_nbytes: int
     encode_nbytes: int
     longest_chunk: int
 
@@ -55,6 +58,12 @@ class Traffic(NamedTuple):
     param_settings: Settings | None
     rank: int
     world_size: int
+    one_host: bool
+
+    @property
+    def chunk_size(self) -> ChunkSize:
+        size = self.settings.chunk_size(self.world_size)
+        return size.within(chunk_nbytes(self.world_size)) if self.one_host else size
 
     def gradients(self, named: Named, bucket: Named, sharded: bool) -> Iterator[ChunkUse]:
         """DDP's first bucket has all parameters; `bucket` comes in every step."""
@@ -88,23 +97,31 @@ class Traffic(NamedTuple):
             if dtype is torch.float64 or self.settings.start_step:
                 chunks += self._chunks(plain, dtype)
             staged = dtype in (torch.bfloat16, torch.float16)
-            size = 0 if sharded else _sum_itemsize(dtype)
+            in_place = sharded or (self.one_host and self._is_plain(ours, dtype))
+            size = 0 if in_place else _sum_itemsize(dtype)
             for chunk in chunks:
                 stage = size * chunk.numel if staged else 0
                 yield ChunkUse(chunk, size * chunk.own_numel, stage, copies)
+
+    def _is_plain(self, owned: Sequence[Owned], dtype: torch.dtype) -> bool:
+        """Whether zcomm.engine.plain takes a bucket: it has no buffers."""
+        specs = {one.codec.spec for one in owned}
+        fits = dtype is torch.float32 or specs == {EXACT[dtype].spec}
+        plain = specs <= {"bf16", "fp16", "none"} and len(specs) == 1
+        return plain and fits and not any(self.settings.mode(one.codec) for one in owned)
 
     def _owned(self, named: Named) -> dict[str, Owned]:
         return owners_of(named, self.settings, self.world_size, self.rank).parameters
 
     def _chunks(self, owned: Sequence[Owned], dtype: torch.dtype) -> list[SizedChunk]:
-        size = self.settings.chunk_size(self.world_size)
-        return size_chunks(owned, self.world_size, size, raw=dtype is torch.float64)
+        raw = dtype is torch.float64
+        return size_chunks(owned, self.world_size, self.chunk_size, raw=raw)
 
     def _sample(self, named: Named, codecs: Settings) -> Named:
         """All parameters if they are few; otherwise, of each kind, enough to fill a chunk."""
         some: Named = {}
         taken: Counter[object] = Counter()
-        size = self.settings.chunk_size(self.world_size).numel
+        size = self.chunk_size.numel
         if sum(p.numel() for p in named.values()) <= _FEW_CHUNKS * size:
             return named
         for name, p in named.items():
@@ -118,8 +135,11 @@ class Traffic(NamedTuple):
         return some
 
 
-def buffers_of(gradients: Sequence[ChunkUse], parameters: Sequence[ChunkUse]) -> BufferBytes:
-    """Slots grow to the largest chunks; the shard and stage buffers to the largest one."""
+def buffers_of(
+    gradients: Sequence[ChunkUse], parameters: Sequence[ChunkUse], shared_nbytes: int
+) -> BufferBytes:
+    """Slots grow to the largest chunks, unless they are in memory that the ranks of a host share;
+    the shard and stage buffers grow to the largest one."""
     passing = [*gradients, *parameters]
     wires = [p.chunk.nbytes for p in passing for _ in range(p.copies)]
     rows = [
@@ -129,12 +149,12 @@ def buffers_of(gradients: Sequence[ChunkUse], parameters: Sequence[ChunkUse]) ->
         if p.chunk.needs_rows(reduce)
         for _ in range(p.copies)
     ]
-    slots = sum(nlargest(SLOTS, wires)) + sum(nlargest(SLOTS, rows))
+    slots = shared_nbytes or sum(nlargest(SLOTS, wires)) + sum(nlargest(SLOTS, rows))
     shard = max((p.shard_nbytes for p in passing), default=0)
     stage = max((p.stage_nbytes for p in passing), default=0)
     scratch = max((p.chunk.topk_numel for p in gradients), default=0) * _TOPK_SCRATCH_NBYTES
     longest = max((p.chunk.numel for p in gradients), default=0)
-    return BufferBytes(slots + shard + stage, scratch, longest)
+    return BufferBytes(slots + shard + stage, shared_nbytes, scratch, longest)
 
 
 def _sum_itemsize(dtype: torch.dtype) -> int:

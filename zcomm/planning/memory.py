@@ -22,6 +22,7 @@ from zcomm.sharding.chunks import Item, piece_limit
 from zcomm.sharding.hierarchy import Hierarchy
 from zcomm.sharding.settings import SETTING_NAMES, Settings
 from zcomm.torch_private.ddp import uncompiled, uncompiled_name
+from zcomm.transport.shared_memory.ring import segment_nbytes
 from zcomm.zero.elementwise import OptimizerSpec
 from zcomm.zero.parameter_gather import needs_master
 from zcomm.zero.shards import GradientShards, Shard
@@ -84,6 +85,7 @@ def plan(
     scaler: Any = None,
     bucket_cap_mb: float | None = None,
     gradient_as_bucket_view: bool = False,
+    one_host: bool = False,
     **arguments_: Any,
 ) -> MemoryPlan:
     """The bytes that training needs on each rank; needs no process group and no memory itself.
@@ -92,7 +94,7 @@ def plan(
     with zcomm.compress (codec None: DDP alone), stage 1 zcomm.ZeroOptimizer. `optimizer` is a name
     or a class. Settings of zcomm.compress count; what is no setting goes to the optimizer, as with
     ZeroOptimizer. `dtype` is that of the parameters, if not the model's own. Without `rank` it is
-    the plan of the rank that needs most.
+    the plan of the rank that needs most. With `one_host` all ranks share a host, and its memory.
     """
     world_size = arguments.count(world_size, "world_size", least=1)
     _expect_stage(stage, codec, param_codec)
@@ -117,6 +119,7 @@ def plan(
         sides=1 if scaler in (None, False) else 2,
         owned=owners.parameters,
         rank=owners.rank,
+        one_host=one_host,
     )
     local = LocalGradients(trained, bucket_cap_mb, gradient_as_bucket_view)
     return run.plan(nbytes_of(every), local, optimizer_class(optimizer), {**OPTIONS, **arguments_})
@@ -134,6 +137,7 @@ class _Run(NamedTuple):
     sides: int
     owned: Mapping[str, Owned]
     rank: int
+    one_host: bool
 
     def plan(
         self, parameters: int, local: LocalGradients, kind: Any, options: Mapping[str, Any]
@@ -141,7 +145,7 @@ class _Run(NamedTuple):
         shards = self._shards(self.trained, self.owned) if self.sharded else []
         updated = [s.tensor for s in shards] if self.sharded else list(self.trained.values())
         state, step = _optimizer_nbytes(kind, options, updated, self.sharded)
-        buffers = self._buffers(local.bucket) if self.compressed else BufferBytes(0, 0, 0)
+        buffers = self._buffers(local.bucket) if self.compressed else BufferBytes(0, 0, 0, 0)
         residuals = self._residuals(buffers.longest_chunk) if self.compressed else 0
         masters = sum(s.tensor.nbytes for s in shards if s.has_master)
         gradients = nbytes_of(self.trained) + _sums_nbytes(shards)
@@ -149,7 +153,8 @@ class _Run(NamedTuple):
         lasting = before + residuals + state + buffers.nbytes
         if self.sharded:
             # Iteration 0 has one bucket, and nothing else until that is on its way.
-            most = max(before + local.whole, lasting + local.in_bucket + buffers.encode_nbytes)
+            early = before + buffers.shared_nbytes + local.whole
+            most = max(early, lasting + local.in_bucket + buffers.encode_nbytes)
         else:
             most = lasting + local.whole + buffers.encode_nbytes
         most = max(most, lasting + step + (0 if self.sharded else local.kept))
@@ -166,11 +171,12 @@ class _Run(NamedTuple):
 
     def _buffers(self, bucket: Named) -> BufferBytes:
         traffic = buffer_memory.Traffic(
-            self.settings, self.param_settings, self.rank, self.world_size
+            self.settings, self.param_settings, self.rank, self.world_size, self.one_host
         )
         gradients = traffic.gradients(self.trained, bucket, self.sharded)
         parameters = traffic.parameters(self.trained, self._shards) if self.sharded else ()
-        return buffer_memory.buffers_of(list(gradients), list(parameters))
+        shared_nbytes = segment_nbytes(self.world_size) if self.one_host else 0
+        return buffer_memory.buffers_of(list(gradients), list(parameters), shared_nbytes)
 
     def _residuals(self, longest_chunk: int) -> int:
         """Of what this rank sends and, without ZeRO, of the sums it sends back."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zcomm.base import arguments
+from zcomm.torch_private.optimizers import without_compiler
 from zcomm.torch_private.tensors import DispatchMode, storage_key, tree_leaves
 
 _SIDE = 48  # the small tensors are square: some optimizers want matrices
@@ -88,7 +89,8 @@ class _Trial:
     def restart(self, tensors: list[Tensor]) -> None:
         name = self._kind.__name__
         try:
-            self._optimizer = self._kind([{"params": tensors}], **self._options)
+            kind = without_compiler(self._kind)
+            self._optimizer = kind([{"params": tensors}], **self._options)
             for _ in range(_STEPS):
                 for t in tensors:
                     t.grad = torch.ones_like(t)
@@ -122,8 +124,9 @@ class _Trial:
         return elements, whole
 
 
-class _MemoryCounter(DispatchMode):  # type: ignore[misc]
-    """Counts the memory of all tensors created in its context, while they live."""
+class _Counting:
+    """The methods of _MemoryCounter. torch wraps those that a mode defines itself: the wrapper
+    imports the compiler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,3 +155,7 @@ class _MemoryCounter(DispatchMode):  # type: ignore[misc]
         self._alive[key] = weakref.ref(storage, gone)
         self.now += nbytes
         self.most = max(self.most, self.now)
+
+
+class _MemoryCounter(_Counting, DispatchMode):  # type: ignore[misc]
+    """Counts the memory of all tensors created in its context, while they live."""

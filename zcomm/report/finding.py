@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-_STATE_WIDTH, _NAME_WIDTH = 9, 11
+_STATE_WIDTH, _NAME_WIDTH = 9, 15
 _WIDEST, _NARROWEST = 100, 40
 
 

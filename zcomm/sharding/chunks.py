@@ -124,11 +124,17 @@ class Chunk:
     @cached_property
     def starts_at_peers(self) -> dict[int, int]:
         """Where this rank's frame begins in the wire of every other rank, with one hop."""
+        starts = self.starts_of(self.rank)
+        del starts[self.rank]
+        return starts
+
+    def starts_of(self, owner: int) -> dict[int, int]:
+        """Where an owner's frame begins in the wire of every rank, with one hop."""
         nbytes = dict(zip(self.senders, self.wire.frame_nbytes))
         starts = {}
-        for r in sorted(self.senders[:-1]):
+        for r in sorted(self.senders):
             order = own_last(self.senders, r)
-            starts[r] = sum(nbytes[owner] for owner in order[: order.index(self.rank)])
+            starts[r] = sum(nbytes[before] for before in order[: order.index(owner)])
         return starts
 
     @cached_property
@@ -203,6 +209,10 @@ class Hops:
         self.column_nbytes = self.across.wire.wire_nbytes
         self.forwarded_nbytes = self.column_nbytes * (len(hosts.neighbours) - 1)
         columns = _column_nbytes(chunk, hosts)
+        # In shared memory they lie behind the frames of `local`: each neighbour's, this one's last.
+        self.columns = {r: columns[r] for r in own_last(hosts.neighbours, hosts.rank)}
+        self.column_start = -(-self.local.wire.wire_nbytes // 64) * 64
+        self.shared_nbytes = self.column_start + max(columns.values())
         self.column_splits = [columns[r] if r != hosts.rank else 0 for r in sorted(columns)]
         self.forward_splits = [
             self.column_nbytes if r != hosts.rank else 0 for r in sorted(columns)
@@ -259,6 +269,11 @@ class Chunks(tuple[Chunk, ...]):
     def largest_nbytes(self) -> int:
         """The bytes of the longest wire."""
         return max((chunk.wire.wire_nbytes for chunk in self), default=0)
+
+    @cached_property
+    def shared_nbytes(self) -> int:
+        """What the hops inside a host need of a shared slot, if there are two hops."""
+        return max((c.hops.shared_nbytes for c in self if c.hops is not None), default=0)
 
     @cached_property
     def raw(self) -> bool:

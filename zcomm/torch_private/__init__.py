@@ -16,6 +16,7 @@ CORNERS = (
     "ddp",
     "foreach",
     "fsdp",
+    "optimizers",
     "state_dicts",
     "tensors",
 )

@@ -47,6 +47,10 @@ class Channel:
         if self._group is None:
             self._group = self._make()
 
+    @property
+    def is_connected(self) -> bool:
+        return self._group is not None
+
     def all_to_all(
         self, out: Tensor, send: Tensor, out_splits: list[int], send_splits: list[int]
     ) -> "dist.Work":
@@ -78,8 +82,8 @@ class Channels(NamedTuple):
 class Transport:
     """Channels over the ranks of a group, and a way to find out which rank failed.
 
-    With `share`, ranks that are all on one host get a ring: memory that they share. Their channels
-    connect only when something does not fit into it.
+    With `share`, ranks of one host get a ring, memory that they share: all ranks of the group, or
+    with hosts those of each. Their channels connect only when something does not fit into it.
     """
 
     def __init__(
@@ -108,30 +112,44 @@ class Transport:
         self.flat = groups.channels(everyone, "all", in_order)
         self.local = groups.channels(hosts.neighbours, "local", in_order) if hosts else None
         self.across = groups.channels(hosts.column, "across", in_order) if hosts else None
-        self.ring = make_ring(share, self.deadline_s) if share else NoSharedMemory("not asked for")
-        self._is_connected = False
-        if not isinstance(self.ring, Ring):
-            self._connect()
-
-    def _connect(self) -> None:
+        self._backend = c10d.backend_of(group, device).name()
+        self.ring: Ring | NoSharedMemory = NoSharedMemory("the tensors are not on the CPU")
+        if share is not None:
+            members = None if hosts is None else hosts.neighbours
+            self.ring = make_ring(share, self.deadline_s, members)
+        late = set() if isinstance(self.ring, NoSharedMemory) else self._inside()
         for channel in self._all_channels():
-            channel.connect()
-        self._is_connected = True
+            if channel not in late:
+                channel.connect()
+
+    def _inside(self) -> set[Channel]:
+        """The channels that a ring replaces."""
+        return set(self.local or (self.signatures(), *self.flat))
 
     def connect_late(self) -> None:
         """Connects channels that the ring has made unnecessary so far. All ranks call it."""
-        if self._is_connected:
-            return
-        self._connect()
+        late = [channel for channel in self._all_channels() if not channel.is_connected]
+        for channel in late:
+            channel.connect()
         # gloo cannot finish connecting to a rank that is through with it and closes at once.
-        ones, started = [1] * self.world_size, perf_counter()
+        ranks = len(self.ring.members) if isinstance(self.ring, Ring) else self.world_size
+        started = perf_counter()
         try:
-            for channel in self._all_channels():
-                everyone, mine = (torch.zeros(self.world_size, dtype=torch.uint8) for _ in range(2))
-                channel.all_to_all(everyone, mine, ones, ones).wait()
+            for channel in late:
+                everyone, mine = (torch.zeros(ranks, dtype=torch.uint8) for _ in range(2))
+                channel.all_to_all(everyone, mine, [1] * ranks, [1] * ranks).wait()
         except RuntimeError as error:
             what = "the first exchange that does not fit into shared memory"
             raise self.notes.failure(what, error, perf_counter() - started) from error
+
+    @property
+    def route(self) -> str:
+        """What chunks go over: shared memory, or a backend and why. The rare job whose chunks do
+        not fit into the ring goes over the backend in any case."""
+        if isinstance(self.ring, NoSharedMemory):
+            return f"{self._backend}: {self.ring.reason}"
+        between = f" inside hosts, {self._backend} between them" if self.across else ""
+        return f"shared memory{between}"
 
     def signatures(self) -> Channel:
         """The channel over which signatures are compared."""

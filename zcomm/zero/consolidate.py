@@ -11,11 +11,11 @@ from itertools import count
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from zcomm.sharding.checkpoint_tensors import StateShard
-from zcomm.transport.handshake import agree, tells_others
+from zcomm.transport.handshake import agree, fresh_name, tells_others
+from zcomm.transport.point_to_point import PointToPoint
 from zcomm.zero.elementwise import ELEMENT, options_of
 from zcomm.zero.groups import ShardedGroups
 from zcomm.zero.shards import Shard
@@ -45,13 +45,14 @@ def consolidate(groups: ShardedGroups, to: int, initial: bool = False) -> dict[s
             f"{compressor.world_size}, got {to}"
         )
     caller = compressor.caller("consolidated_state_dict", compressor.group)
-    agree({"to": str(to)}, [caller], compressor.rank)
+    everyone = agree({"to": str(to)}, [caller], compressor.rank, {"name": fresh_name()})
+    peers = PointToPoint(caller, everyone[to]["name"], hub=to)
     state: dict[int, dict[str, Any]] = {}
     for index, shard, kinds in groups.numbered():
         held = groups.state_of(shard) if initial else groups.inner.state.get(shard.tensor)
         if held:
             state[index] = {
-                key: _gathered(groups, shard, value, to)
+                key: _gathered(groups, shard, value, peers)
                 if kinds.get(key) is ELEMENT
                 else copy.deepcopy(value)
                 for key, value in held.items()
@@ -73,7 +74,7 @@ def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> Non
     """Collective: each rank takes its runs from its own copy of the state, or is sent them."""
     compressor, state = groups.compressor, state and _by_number(state)
     caller = compressor.caller("load_state_dict", compressor.group)
-    have = caller.gather_json(state is not None)
+    have, names = zip(*caller.gather_json((state is not None, fresh_name())))
     source = have.index(True) if True in have else None
     sender = None if all(have) else source
     if source is None:
@@ -84,13 +85,14 @@ def load_ordinary(groups: ShardedGroups, state: Mapping[str, Any] | None) -> Non
     mine = pickle.dumps(_outline(groups, state)) if state and source == compressor.rank else b""
     outline = pickle.loads(caller.gather(mine)[source])
     _expect_fit(groups, outline, sender)
+    peers = None if sender is None else PointToPoint(caller, names[sender], hub=sender)
     for index, shard, kinds in groups.numbered():
         groups.inner.state.pop(shard.tensor, None)
         values = outline["state"].get(index)
         if values:
             mine = state["state"][index] if state is not None else {}
             groups.inner.state[shard.tensor] = {
-                key: _run(groups, shard, mine.get(key), sender) if kinds[key] is ELEMENT else value
+                key: _run(groups, shard, mine.get(key), peers) if kinds[key] is ELEMENT else value
                 for key, value in values.items()
             }
     for options, saved in zip(groups.groups, outline["param_groups"]):
@@ -160,23 +162,26 @@ def _expect_fit(groups: ShardedGroups, outline: Mapping[str, Any], sender: int |
                 raise ValueError(f"{what} {key} of {shard.name!r} of shape {expected}, got {shape}")
 
 
-def _run(groups: ShardedGroups, shard: Shard, whole: Tensor | None, sender: int | None) -> Tensor:
-    """This rank's run of a tensor: sent by rank `sender`, or from its own `whole`."""
+def _run(
+    groups: ShardedGroups, shard: Shard, whole: Tensor | None, peers: PointToPoint | None
+) -> Tensor:
+    """This rank's run of a tensor: sent by the hub, or from its own `whole`."""
     compressor, bounds = groups.compressor, shard.item.bounds
-    if sender is not None and sender != compressor.rank:
+    if peers is not None and peers.hub != compressor.rank:
         mine = torch.empty_like(shard.tensor)
         if mine.numel():
-            dist.recv(mine, group=compressor.group, group_src=sender)
+            peers.recv(mine, peers.hub)
         return mine
     assert whole is not None
     if isinstance(whole, StateShard):
         part: Tensor = own_part(shard, "state", whole)
         return part.to(shard.tensor.dtype, copy=True)
     ordered = _in_memory_order(shard, whole)
-    for rank in range(compressor.world_size) if sender is not None else ():
-        run = ordered[bounds[rank] : bounds[rank + 1]]
-        if rank != sender and run.numel():
-            dist.send(run, group=compressor.group, group_dst=rank)
+    if peers is not None:
+        for rank in range(compressor.world_size):
+            run = ordered[bounds[rank] : bounds[rank + 1]]
+            if rank != compressor.rank and run.numel():
+                peers.send(run, rank)
     return ordered[shard.start : shard.stop].clone()
 
 
@@ -189,18 +194,19 @@ def _in_memory_order(shard: Shard, whole: Tensor) -> Tensor:
     return ordered.as_strided((p.numel(),), (1,))
 
 
-def _gathered(groups: ShardedGroups, shard: Shard, mine: Tensor, to: int) -> Tensor | None:
+def _gathered(
+    groups: ShardedGroups, shard: Shard, mine: Tensor, peers: PointToPoint
+) -> Tensor | None:
     """All ranks' runs of a tensor that is sharded like `shard`, in the parameter's shape."""
-    compressor = groups.compressor
-    bounds, group = shard.item.bounds, compressor.group
-    if compressor.rank != to:
+    compressor, bounds = groups.compressor, shard.item.bounds
+    if compressor.rank != peers.hub:
         if mine.numel():
-            dist.send(mine.contiguous(), group=group, group_dst=to)
+            peers.send(mine.contiguous(), peers.hub)
         return None
     whole = torch.empty(shard.item.numel, dtype=mine.dtype, device=mine.device)
     whole[shard.start : shard.stop] = mine
     for rank in range(compressor.world_size):
         part = whole[bounds[rank] : bounds[rank + 1]]
-        if rank != to and part.numel():
-            dist.recv(part, group=group, group_src=rank)
+        if rank != peers.hub and part.numel():
+            peers.recv(part, rank)
     return whole.as_strided(shard.parameter.shape, shard.parameter.stride())

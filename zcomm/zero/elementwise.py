@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from zcomm.torch_private.optimizers import without_compiler
+
 ELEMENT = "one value for each element"
 _SHAPE, _SIZES, _STEPS = (6, 8), [20, 28], 3
 # What torch has added to its classes over time: a state that an older torch saved lacks them.
@@ -122,7 +124,8 @@ class OptimizerSpec:
 
     def _try(self, t: Tensor, start: int, group: Mapping[str, Any]) -> Any:
         """Runs a few steps on elements `start` and up of a parameter; returns their state."""
-        optimizer = self.make([{**options_of(group), "params": [t]}])
+        kind: Any = without_compiler(self.optimizer_class)
+        optimizer = kind([{**options_of(group), "params": [t]}], **self.options)
         numbers = torch.arange(start, start + t.numel(), dtype=torch.float32)
         for step in range(_STEPS):
             t.grad = torch.cos(numbers * (step + 1)).reshape(t.shape)  # depends on the position

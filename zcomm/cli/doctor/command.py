@@ -1,7 +1,7 @@
 """Checks this machine and tries zcomm on it.
 
 Ends with "ready" and exit code 0, or with what to fix and exit code 1.
-Takes a few seconds: the last check trains a small model on two ranks.
+Takes a few seconds: one check trains a small model on two ranks.
 """
 
 import argparse
@@ -103,7 +103,8 @@ def check_backends() -> Finding:
     if not there["gloo"]:
         remedy = "Install a torch with gloo, which carries zcomm's bytes. PyPI's builds have it."
         return Finding(PROBLEM, [line], remedy, dict(there))
-    return Finding(OK, [line, "CPU tensors go over gloo, GPU tensors over nccl"], "", dict(there))
+    routes = "CPU tensors go over gloo, or through memory on one host; GPU tensors over nccl"
+    return Finding(OK, [line, routes], "", dict(there))
 
 
 def check_processor() -> Finding:
@@ -173,4 +174,5 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "network": interfaces.check,
     "vectors": self_test.check_vectors,
     "two ranks": self_test.check_ranks,
+    "shared memory": self_test.check_shared_memory,
 }

@@ -1,6 +1,11 @@
-"""The self-tests of `zcomm doctor`: test vectors on every kernel set, and two real ranks."""
+"""The self-tests of `zcomm doctor`: test vectors on every kernel set, and two real ranks.
+
+The ranks run once. Two checks judge what they found: whether training works, and whether they share
+memory.
+"""
 
 import hashlib
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +18,9 @@ from zcomm.conformance import vectors
 from zcomm.kernels import KERNELS_VARIABLE, ON_GPUS, forced
 from zcomm.launch.interfaces import LOOPBACK, gloo_choice, list_interfaces
 from zcomm.launch.ranks import first_error, try_on_ranks
-from zcomm.report.finding import OK, PROBLEM, Finding
+from zcomm.report.finding import NOTE, OK, PROBLEM, Finding
+from zcomm.transport.shared_memory.ring import Ring
+from zcomm.transport.shared_memory.segment import NoSharedMemory
 
 STEPS = 3
 NUMEL = 1 << 16
@@ -42,7 +49,7 @@ def _device_of(kernels: str) -> torch.device:
 
 def check_ranks() -> Finding:
     """Over the interface that gloo would use and, if that fails, over loopback."""
-    interface = gloo_choice(list_interfaces()).interface or LOOPBACK
+    interface = _interface()
     failed, results = _run(interface)
     details: dict[str, Any] = {"interface": interface, "error": failed, "ranks": results}
     if not failed:
@@ -62,6 +69,19 @@ def check_ranks() -> Finding:
     return Finding(PROBLEM, lines, remedy, details)
 
 
+def check_shared_memory() -> Finding:
+    """What the ranks of check_ranks() found. Without shared memory training works, over gloo."""
+    failed, results = _run(_interface())
+    if failed:
+        return Finding(NOTE, ["not tried, because the two ranks failed"])
+    return judged_memory([found["shared_memory"] for found in results])
+
+
+def _interface() -> str:
+    return gloo_choice(list_interfaces()).interface or LOOPBACK
+
+
+@cache
 def _run(interface: str) -> tuple[str, list[Any]]:
     """The full error, or "", and what each rank found."""
     env = {"GLOO_SOCKET_IFNAME": interface}
@@ -82,12 +102,25 @@ def try_zcomm(rank: int, world_size: int) -> dict[str, Any]:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+    memory = _shared_memory(handle)
     handle.close()
     replica = torch.cat([p.detach().flatten() for p in ddp.parameters()])
     return {
         "replica": _sha256(replica),
         "finite": bool(replica.isfinite().all()),
         "errors": {spec: _all_reduce_error(spec, world_size) for spec in ERROR_LIMITS},
+        "shared_memory": memory,
+    }
+
+
+def _shared_memory(handle: zcomm.Handle) -> dict[str, Any]:
+    """Why this rank has none (or ""), what went through it, and whether it sees a peer's death."""
+    (engine,) = handle._compressor.engines()
+    ring = engine.transport.ring
+    return {
+        "reason": ring.reason if isinstance(ring, NoSharedMemory) else "",
+        "bytes": handle.stats().shared_bytes,
+        "has_pidfds": isinstance(ring, Ring) and ring.has_pidfds,
     }
 
 
@@ -109,6 +142,18 @@ def _sha256(t: Tensor) -> str:
     return hashlib.sha256(bytes(t.contiguous().view(torch.uint8).tolist())).hexdigest()
 
 
+def judged_memory(found: list[dict[str, Any]]) -> Finding:
+    first = found[0]
+    if first["reason"]:
+        lines = [f"ranks of one host use gloo: {first['reason']}", "they work, and are slower"]
+        return Finding(NOTE, lines, "", first)
+    lines = ["the ranks of this host share memory"]
+    if all(one["has_pidfds"] for one in found):
+        return Finding(OK, lines, "", first)
+    lines.append("no pidfd here: a rank that dies is noticed when its connection closes")
+    return Finding(NOTE, lines, "", first)
+
+
 def judged(results: list[Any], interface: str, details: dict[str, Any]) -> Finding:
     lines, when = [], f"after {STEPS} steps of DDP with lm4"
     if len({found["replica"] for found in results}) > 1:
@@ -124,5 +169,5 @@ def judged(results: list[Any], interface: str, details: dict[str, Any]) -> Findi
         remedy = "Do not train with this build: its results are wrong. Reinstall torch and zcomm."
         return Finding(PROBLEM, lines, remedy, details)
     errors = ", ".join(f"{spec} {error:.2g}" for spec, error in worst.items())
-    trained = f"DDP with lm4 over {interface}: replicas identical after {STEPS} steps"
+    trained = f"ranks meet over {interface}; DDP with lm4: identical replicas after {STEPS} steps"
     return Finding(OK, [trained, f"all_reduce error against gloo's: {errors}"], "", details)

@@ -81,6 +81,7 @@ def rows_for(profile: Profile, wanted: PlanArguments, with_zero: bool) -> list[P
     exact = EXACT[wanted.dtype]
     # Rank 0 is among those that own most.
     same: dict[str, Any] = {"optimizer": wanted.optimizer, "dtype": wanted.dtype, "rank": 0}
+    same["one_host"] = wanted.hosts == 1
 
     def row(strategy: Strategy, **options: Any) -> PlanRow:
         spec = None if strategy.codec == OWN else strategy.codec

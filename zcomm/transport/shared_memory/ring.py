@@ -6,7 +6,10 @@ Python face, which turns what it sees into errors.
 """
 
 import ctypes
+from collections.abc import Sequence
+from datetime import timedelta
 from enum import IntEnum
+from time import monotonic
 from typing import Any
 
 import torch
@@ -20,8 +23,12 @@ from zcomm.transport.shared_memory.segment import NoSharedMemory
 from zcomm.transport.shared_memory.sharing import SharedMemory, share
 
 SLOTS = 4
+# As csrc/shm/ring.h has them.
+_CONTROL_NBYTES, _MOST_RANKS = 4096, 128
 # All slots of all ranks, as far as the least allows: they should stay in the cache.
 _TOTAL_NBYTES = 8 << 20
+# With two hops the network is slower than any memory: room for the chunks that suit it.
+_HOPS_SLOT_NBYTES = 8 << 20
 # Room for any row of pieces (65,536 elements, at most 4 bytes each) and its headers.
 _LEAST_SLOT_NBYTES = (256 + 16) << 10
 
@@ -59,36 +66,61 @@ def slot_nbytes(world_size: int) -> int:
     return max(_TOTAL_NBYTES // (SLOTS * world_size) // 4096 * 4096, _LEAST_SLOT_NBYTES)
 
 
+def segment_nbytes(world_size: int) -> int:
+    """The memory that each rank shares."""
+    return _CONTROL_NBYTES + SLOTS * slot_nbytes(world_size)
+
+
+def chunk_nbytes(world_size: int) -> int:
+    """The bodies that a slot has room for, next to their headers."""
+    return slot_nbytes(world_size) - 64 * world_size
+
+
 class Ring:
-    """The ring of a group all of whose ranks are on one host.
+    """The ring of some ranks of a group that are all on one host. Ranks are those of the group.
 
     One thread uses it. Every wait ends at `deadline_s`.
     """
 
     def __init__(
-        self, memory: SharedMemory, rank: int, world_size: int, nbytes: int, deadline_s: float
+        self,
+        memory: SharedMemory,
+        members: Sequence[int],
+        rank: int,
+        nbytes: int,
+        chunk_nbytes: int,
+        deadline_s: float,
     ) -> None:
         from zcomm import _core
 
-        self.rank, self.world_size, self.slot_nbytes = rank, world_size, nbytes
-        self.deadline_s = deadline_s
+        self.rank, self.members, self.slot_nbytes = rank, tuple(members), nbytes
+        self.chunk_nbytes, self.deadline_s = chunk_nbytes, deadline_s
         self._memory = memory
         peers = {r: (peer.address, peer.life_fd) for r, peer in memory.peers.items()}
-        ranks = [peers.get(r, (memory.segment.address, -1)) for r in range(world_size)]
-        self.native: Any = _core.Ring(rank, ranks, SLOTS, nbytes)
-        self._slots = [
-            [_bytes_at(self.native.slot(r, i), nbytes) for i in range(SLOTS)]
-            for r in range(world_size)
-        ]
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """The bodies that a slot has room for, next to their headers."""
-        return self.slot_nbytes - 64 * self.world_size
+        ranks = [peers.get(r, (memory.segment.address, -1)) for r in members]
+        self.native: Any = _core.Ring(self.members.index(rank), ranks, SLOTS, nbytes)
+        self._slots = {
+            r: [_bytes_at(self.native.slot(at, i), nbytes) for i in range(SLOTS)]
+            for at, r in enumerate(members)
+        }
 
     def slot(self, rank: int, chunk: int) -> Tensor:
         """The bytes of a rank's slot; only this rank's own may be written."""
         return self._slots[rank][chunk % SLOTS]
+
+    def has_free_slot(self, timeout_s: float = 0.0) -> bool:
+        """Whether take() would not wait, once the time is up."""
+        return self._seen(self.native.wait_free(timeout_s, 0))
+
+    def has_all(self, counter: Counter, chunk: int, timeout_s: float = 0.0) -> bool:
+        """Whether all ranks are past a chunk, once the time is up."""
+        return self._seen(self.native.wait(counter, chunk, timeout_s, 0))
+
+    def _seen(self, seen: tuple[int, ...] | None) -> bool:
+        if seen is not None and seen[0] == State.NOT_YET:
+            return False
+        self.expect(seen)
+        return True
 
     def take(self, spins: int = 0) -> int:
         """The number of the next chunk, once its slot is free."""
@@ -96,9 +128,12 @@ class Ring:
         number: int = self.native.take()
         return number
 
-    def wait(self, counter: Counter, chunk: int, spins: int = 0) -> None:
+    def wait(
+        self, counter: Counter, chunk: int, spins: int = 0, deadline_s: float | None = None
+    ) -> None:
         """Until all ranks have come past a chunk."""
-        self.expect(self.native.wait(counter, chunk, self.deadline_s, spins))
+        deadline_s = self.deadline_s if deadline_s is None else deadline_s
+        self.expect(self.native.wait(counter, chunk, deadline_s, spins))
 
     def publish(self, chunk: int, signature: int) -> None:
         """This rank's slot of a chunk is written."""
@@ -112,7 +147,7 @@ class Ring:
         """Raises what stands in the way, if anything does."""
         if seen is None:
             return
-        number, rank, counter, got, least, most = seen
+        number, at, counter, got, least, most = seen
         state, name = State(number), Counter(counter).name.lower()
         text = {
             State.NOT_YET: f"no answer for {self.deadline_s:g} s",
@@ -122,11 +157,16 @@ class Ring:
             State.OTHER_JOB: "another call",
             State.INTERRUPTED: "this rank's engine was stopped",
         }
-        raise RingError(state, rank, text[state])
+        raise RingError(state, self.members[at], text[state])
 
     def give_up(self) -> None:
         """Tells the others that this rank does nothing more."""
         self.native.give_up()
+
+    @property
+    def has_pidfds(self) -> bool:
+        """Whether the kernel says when a peer's process ends; else its connection does."""
+        return all(peer.has_pidfd for peer in self._memory.peers.values())
 
     def interrupt(self) -> None:
         """From another thread: ends a wait under way, and later ones."""
@@ -142,21 +182,61 @@ class Ring:
         self._memory.close()
 
 
-def make_ring(caller: Caller, deadline_s: float) -> Ring | NoSharedMemory:
-    """The ring of a group, or why there is none. All ranks of the group call it."""
-    from zcomm import _core
+class RingWork:
+    """A hop through the ring, as a work of torch: done when all ranks are past a chunk."""
 
+    def __init__(self, ring: Ring, counter: Counter, chunk: int) -> None:
+        self._ring, self._counter, self._chunk = ring, counter, chunk
+        self._deadline = monotonic() + ring.deadline_s
+        self._error: RingError | None = None
+
+    def is_completed(self) -> bool:
+        """Also when it failed: wait() raises that."""
+        return self._look(0.0)
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Without a timeout, until it is completed."""
+        rest_s = self._ring.deadline_s if timeout is None else timeout.total_seconds()
+        if self._look(rest_s) and self._error is not None:
+            raise self._error
+
+    def _look(self, timeout_s: float) -> bool:
+        if self._error is None:
+            try:
+                if self._ring.has_all(self._counter, self._chunk, timeout_s):
+                    return True
+                if monotonic() > self._deadline:
+                    self._ring.wait(self._counter, self._chunk, deadline_s=0.0)
+            except RingError as error:
+                self._error = error
+        return self._error is not None
+
+
+def make_ring(
+    caller: Caller, deadline_s: float, members: Sequence[int] | None = None
+) -> Ring | NoSharedMemory:
+    """The ring of a group, or of some of its ranks, or why there is none.
+
+    All ranks of the group call it. Members, all of which give the same, are those on one host that
+    exchange the hops inside it.
+    """
     rank, world_size = dist.get_rank(caller.group), dist.get_world_size(caller.group)
-    if world_size > _core.MOST_RANKS:
-        return NoSharedMemory(f"expected {_core.MOST_RANKS} ranks at most, got {world_size}")
-    nbytes = slot_nbytes(world_size)
-    memory = share(_core.CONTROL_NBYTES + SLOTS * nbytes, caller, _own_problem())
+    ring = range(world_size) if members is None else sorted(members)
+    if len(ring) > _MOST_RANKS:
+        return NoSharedMemory(f"expected {_MOST_RANKS} ranks on a host at most, got {len(ring)}")
+    nbytes, chunk = slot_nbytes(world_size), chunk_nbytes(world_size)
+    if members is not None:  # a slot has the frames inside a host, and at most half as many others
+        nbytes, chunk = _HOPS_SLOT_NBYTES, _HOPS_SLOT_NBYTES * 2 // 3 - 64 * world_size
+    memory = share(_CONTROL_NBYTES + SLOTS * nbytes, caller, _own_problem())
     if isinstance(memory, NoSharedMemory):
         return memory
-    if len(memory.peers) < world_size - 1:
+    strangers = memory.peers.keys() - set(ring)
+    if len(memory.peers) - len(strangers) < len(ring) - 1:
         memory.close()
         return NoSharedMemory("the ranks of the group are on several hosts")
-    return Ring(memory, rank, world_size, nbytes, deadline_s)
+    for stranger in strangers:
+        memory.peers.pop(stranger).close()
+    return Ring(memory, ring, rank, nbytes, chunk, deadline_s)
 
 
 def _own_problem() -> str:

@@ -114,6 +114,7 @@ class PeerSegment(_Mapped):
         super().__init__()
         self._map(fd, nbytes, mmap.PROT_READ)
         pidfd = _pidfd(connection)
+        self.has_pidfd = pidfd is not None
         self.life_fd = connection.fileno() if pidfd is None else pidfd
         if pidfd is not None:
             self._own(os.close, pidfd)
