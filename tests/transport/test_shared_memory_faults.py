@@ -27,8 +27,9 @@ FAULTS = os.environ.get("ZCOMM_FAULTS", "short")
 every_fault = pytest.mark.skipif(FAULTS != "all", reason="make test-faults runs it")
 
 TIMEOUT_S = 20.0
-# A dead rank is seen within 0.05 s. What comes on top is a busy machine.
-SEEN_S = 0.7
+# A dead rank is seen within 0.05 s, and the store is not asked who it was, which takes 2.5 s. What
+# comes on top is a busy machine; not all ranks have bad luck with it.
+FIRST_S, LAST_S = 0.5, 2.0
 NUMEL = 400_000
 
 
@@ -106,18 +107,22 @@ def test_a_killed_rank_is_named_at_once(tmp_path: Path, size: int, ways: tuple[s
     world_size = size * len(ways)
     victims = range(size - 1, world_size, size)
     found = run_ranks(world_size, die_in_some_way, tmp_path, size, ways, expect_dead=victims)
+    seen_s = []
     for rank in set(range(world_size)) - set(victims):
         victim = rank // size * size + size - 1
-        expect_named(found[rank], rank, victim, died_at(tmp_path, victim))
+        seen_s.append(expect_named(found[rank], rank, victim, died_at(tmp_path, victim)))
+    assert min(seen_s) < FIRST_S
 
 
-def expect_named(failed: Failed, rank: int, victim: int, died_at: float) -> None:
+def expect_named(failed: Failed, rank: int, victim: int, died_at: float) -> float:
+    """Returns how long it took."""
     where = r"in all_reduce of \d+ elements, (part \d+ of \d+|.* of chunk \d of \d)"
     text = f"CommunicationError: rank {rank}: rank {victim} died {where}"
     assert re.fullmatch(text, failed.text)
     assert failed.again == failed.text
     print(f"{1000 * (failed.at - died_at):.0f} ms: {failed.text}")
-    assert failed.at - died_at < SEEN_S
+    assert failed.at - died_at < LAST_S
+    return failed.at - died_at
 
 
 def come_late(rank: int, world_size: int, folder: Path) -> tuple[Failed, float] | None:

@@ -21,7 +21,8 @@ from raised import Raised, raised
 from ranks import World, run_ranks
 from segment_party import mapped_segments, open_fds
 from shared_ranks import engine_of, group_over, over, ring_of, same_bits
-from zcomm import _core, kernels
+from zcomm import kernels
+from zcomm.transport.shared_memory import ring
 from zcomm.transport.shared_memory.ring import Ring
 from zcomm.transport.shared_memory.segment import NoSharedMemory
 
@@ -269,7 +270,7 @@ def test_one_rank_without_shared_memory_means_gloo_for_all(
 def be_too_many(rank: int, world_size: int) -> str:
     group = dist.new_group(range(3))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_core, "MOST_RANKS", 2)
+        patch.setattr(ring, "_MOST_RANKS", 2)
         assert torch.equal(reduced(rank, group), reduced(rank, group_over("gloo", range(3))))
     found = engine_of(group).transport.ring
     assert isinstance(found, NoSharedMemory)
@@ -277,4 +278,4 @@ def be_too_many(rank: int, world_size: int) -> str:
 
 
 def test_more_ranks_than_there_is_room_for_use_gloo(three_ranks: World) -> None:
-    assert set(three_ranks.run(be_too_many)) == {"expected 2 ranks at most, got 3"}
+    assert set(three_ranks.run(be_too_many)) == {"expected 2 ranks on a host at most, got 3"}
