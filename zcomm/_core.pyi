@@ -42,7 +42,6 @@ def decode_sum(
 # What the ranks of a host share; see zcomm/transport/shared_memory/ring.py.
 
 CONTROL_NBYTES: int
-MOST_RANKS: int
 # state, rank, counter, got, least, most
 Seen = tuple[int, int, int, int, int, int]
 Place = tuple[int, int]  # an address, and the number of a dtype

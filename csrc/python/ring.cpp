@@ -79,7 +79,6 @@ std::tuple<std::optional<Found>, std::uint32_t, std::uint32_t> run_plain(
 
 void bind_ring(py::module_& m) {
   m.attr("CONTROL_NBYTES") = kControlBytes;
-  m.attr("MOST_RANKS") = kMostRanks;
   py::class_<Strips>(m, "Strips")
       .def(py::init(
           [](const std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>>& given) {
