@@ -60,6 +60,9 @@ Ring::Ring(int rank, std::vector<Peer> ranks, int slots, std::int64_t slot_nbyte
   }
   next_ = mine().counters[kCollected].value.load(std::memory_order_relaxed);
   known_.assign(ranks_.size(), Known{{next_, next_, next_}});
+  for (int c = 0; c < kCounters; ++c) {
+    known_[rank_].counters[c] = mine().counters[c].value.load(std::memory_order_relaxed);
+  }
 }
 
 Seen Ring::look_at(int rank, Counter counter, std::uint32_t chunk) {
