@@ -58,6 +58,23 @@ inline void print_isas() {
   std::printf("\n");
 }
 
+struct Test {
+  const char* name;
+  void (*run)();
+};
+
+// The whole of main: runs the tests and says how each went; the exit code.
+inline int run_all(const std::vector<Test>& tests) {
+  print_isas();
+  for (const Test& test : tests) {
+    const long before = tally.failed();
+    test.run();
+    std::printf("%-8s%s\n", tally.failed() == before ? "ok" : "FAILED", test.name);
+    std::fflush(stdout);
+  }
+  return tally.finish();
+}
+
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}

@@ -408,10 +408,7 @@ void test_concurrent_calls() {
 int main(int argc, char** argv) {
   using namespace zcomm::test;
   if (argc > 1) every = std::atol(argv[1]);
-  const struct {
-    const char* name;
-    void (*run)();
-  } tests[] = {
+  return run_all({
       {"every kind of input", test_every_kind_of_input},
       {"every encoder", test_every_encoder},
       {"every sum", test_every_sum},
@@ -424,13 +421,5 @@ int main(int argc, char** argv) {
       {"idle segments keep their residuals", test_idle_segments_keep_their_residuals},
       {"works after fork", test_works_after_fork},
       {"concurrent calls", test_concurrent_calls},
-  };
-  print_isas();
-  for (const auto& test : tests) {
-    const long before = tally.failed();
-    test.run();
-    std::printf("%-8s%s\n", tally.failed() == before ? "ok" : "FAILED", test.name);
-    std::fflush(stdout);
-  }
-  return tally.finish();
+  });
 }

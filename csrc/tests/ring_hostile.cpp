@@ -353,10 +353,7 @@ void test_topk_counts_that_change() {
 
 int main() {
   using namespace zcomm::test;
-  const struct {
-    const char* name;
-    void (*run)();
-  } tests[] = {
+  return run_all({
       {"counters that run ahead", test_counters_that_run_ahead},
       {"counters that go back", test_counters_that_go_back},
       {"counters of any bits", test_counters_of_any_bits},
@@ -366,13 +363,5 @@ int main() {
       {"wires that change between looks", test_wires_that_change_between_looks},
       {"wires that change at any time", test_wires_that_change_at_any_time},
       {"topk counts that change", test_topk_counts_that_change},
-  };
-  print_isas();
-  for (const auto& test : tests) {
-    const long before = tally.failed();
-    test.run();
-    std::printf("%-8s%s\n", tally.failed() == before ? "ok" : "FAILED", test.name);
-    std::fflush(stdout);
-  }
-  return tally.finish();
+  });
 }

@@ -334,10 +334,7 @@ void test_other_call() {
 
 int main() {
   using namespace zcomm::test;
-  const struct {
-    const char* name;
-    void (*run)();
-  } tests[] = {
+  return run_all({
       {"collectives", test_collectives},
       {"collectives of ranks that look often", test_collectives_of_ranks_that_look_often},
       {"counters wrap around", test_counters_wrap_around},
@@ -352,13 +349,5 @@ int main() {
       {"the last steps of a rank count", test_last_steps_of_a_rank_count},
       {"a call that a rank leaves", test_call_that_a_rank_leaves},
       {"another call", test_other_call},
-  };
-  print_isas();
-  for (const auto& test : tests) {
-    const long before = tally.failed();
-    test.run();
-    std::printf("%-8s%s\n", tally.failed() == before ? "ok" : "FAILED", test.name);
-    std::fflush(stdout);
-  }
-  return tally.finish();
+  });
 }
