@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from zcomm.kernels.base import SegmentRow
 from zcomm.wire.header import Frame
 
+# the wire, the message, and the frame or segment at fault
+Refused = tuple[int, str, int | None, int | None]
+
 class Layout:
     def __init__(self, segments: Sequence[SegmentRow], frames: Sequence[Frame]) -> None: ...
 
@@ -37,7 +40,7 @@ def decode_sum(
     verify: bool,
     apart: bool,
     /,
-) -> tuple[int, str, int | None, int | None] | None: ...
+) -> Refused | None: ...
 
 # What the ranks of a host share; see zcomm/transport/shared_memory/ring.py.
 
@@ -45,9 +48,35 @@ CONTROL_NBYTES: int
 # state, rank, counter, got, least, most
 Seen = tuple[int, int, int, int, int, int]
 Place = tuple[int, int]  # an address, and the number of a dtype
+# what was seen, step, chunk, chunks, an exchange that has begun, and the seconds of each step
+End = tuple[Seen | None, int, int, int, int | None, float, float, float]
 
 class Strips:
     def __init__(self, strips: Sequence[Sequence[tuple[int, int]]]) -> None: ...
+
+class Call:
+    def __init__(
+        self,
+        reduce: bool,
+        gather: bool,
+        signature: int,
+        timeout_s: float,
+        spins: int,
+        brief: bool,
+        begun: int | None,
+        /,
+    ) -> None: ...
+
+class CodedChunks:
+    def __init__(self, rank: int, world: int, layouts: list[tuple[Layout, Layout]], /) -> None: ...
+
+class OwnedParts:
+    def __init__(self, parts: list[tuple[Layout, int]], /) -> None: ...
+
+class ResidualTables:
+    """For each chunk the tables' addresses, before and after, and the number of a dtype."""
+
+    def __init__(self, tables: Sequence[tuple[int, int, int]], /) -> None: ...
 
 class Ring:
     def __init__(
@@ -63,11 +92,9 @@ class Ring:
     def interrupt(self) -> None: ...
     def run_plain(
         self,
+        call: Call,
         isa: int,
         codec: int,
-        reduce: bool,
-        gather: bool,
-        signature: int,
         prescale: float,
         strips: Strips,
         source: Place,
@@ -75,10 +102,28 @@ class Ring:
         own: Strips,
         own_at: Place,
         accumulate: bool,
-        timeout_s: float,
-        spins: int,
         /,
-    ) -> tuple[Seen | None, int, int]: ...
+    ) -> End: ...
+    def run_coded(
+        self,
+        call: Call,
+        isa: int,
+        threads: int,
+        prescale: float,
+        verify: bool,
+        chunks: CodedChunks,
+        owned: OwnedParts,
+        source: Place,
+        target: Place,
+        own_at: Place,
+        sums_addr: int,
+        small: OwnedParts | None,
+        frames_addr: int,
+        sent: ResidualTables | None,
+        summed: ResidualTables | None,
+        /,
+    ) -> tuple[End, Refused | None, int | None]:
+        """How it ended, a wire that was refused, and the owner whose frames were summed then."""
 
 # CUDA kernels that were loaded at run time; what is launched for a layout, and how.
 

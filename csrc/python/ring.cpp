@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "shm/coded.h"
 #include "shm/plain.h"
 
 namespace py = pybind11;
@@ -55,24 +56,114 @@ Place place(const AddressAndType& given) {
   return {pointer(given.first), static_cast<GradType>(given.second)};
 }
 
-std::tuple<std::optional<Found>, std::uint32_t, std::uint32_t> run_plain(
-    Ring& ring, int isa, int codec, bool reduce, bool gather, std::uint64_t signature,
-    double prescale, const Strips& strips, const AddressAndType& source,
-    const AddressAndType& target, const Strips& own, const AddressAndType& own_at, bool accumulate,
-    double timeout_s, int spins) {
-  const PlainJob job{kernels_for(isa), static_cast<std::uint8_t>(codec),
-                     reduce,           gather,
-                     signature,        static_cast<float>(prescale),
-                     &strips.all,      place(source),
-                     place(target),    &own.all.at(0),
-                     place(own_at),    accumulate,
-                     timeout_s,        spins};
-  Outcome outcome;
-  {
-    const py::gil_scoped_release release;
-    outcome = run(ring, job);
+Call call(bool reduce, bool gather, std::uint64_t signature, double timeout_s, int spins,
+          bool brief, std::optional<std::uint32_t> begun) {
+  return {reduce, gather, signature, timeout_s, spins, brief, begun};
+}
+
+// What was seen (None: all is done), the step, the chunk, their count, an exchange that has begun,
+// and the seconds of each step.
+using End = std::tuple<std::optional<Found>, int, std::uint32_t, std::uint32_t,
+                       std::optional<std::uint32_t>, double, double, double>;
+
+End ended(const Outcome& end) {
+  return {found(end.seen), static_cast<int>(end.step),
+          end.t,           end.count,
+          end.begun,       end.publish_s,
+          end.reduce_s,    end.collect_s};
+}
+
+End run_plain(Ring& ring, const Call& call, int isa, int codec, double prescale,
+              const Strips& strips, const AddressAndType& source, const AddressAndType& target,
+              const Strips& own, const AddressAndType& own_at, bool accumulate) {
+  const PlainJob job{call,
+                     kernels_for(isa),
+                     static_cast<std::uint8_t>(codec),
+                     static_cast<float>(prescale),
+                     &strips.all,
+                     place(source),
+                     place(target),
+                     &own.all.at(0),
+                     place(own_at),
+                     accumulate};
+  const py::gil_scoped_release release;
+  return ended(run(ring, job));
+}
+
+// Native lists, and the layouts that they point to.
+struct CodedChunks {
+  std::vector<CodedChunk> all;
+  py::list kept;
+};
+struct OwnedParts {
+  std::vector<OwnedPart> all;
+  py::list kept;
+};
+struct Tables {
+  std::vector<ResidualTables> all;
+};
+
+CodedChunks make_chunks(int rank, int world, const py::list& given) {
+  CodedChunks made;
+  made.kept = given;
+  for (const py::handle& one : given) {
+    const auto layouts = one.cast<std::pair<const Layout*, const Layout*>>();
+    made.all.emplace_back(rank, world, *layouts.first, *layouts.second);
   }
-  return {found(outcome.seen), outcome.step, outcome.steps};
+  return made;
+}
+
+OwnedParts make_owned(const py::list& given) {
+  OwnedParts made;
+  made.kept = given;
+  for (const py::handle& one : given) {
+    const auto part = one.cast<std::pair<const Layout*, std::int64_t>>();
+    made.all.push_back({part.first, part.second});
+  }
+  return made;
+}
+
+Tables make_tables(const std::vector<std::tuple<std::uintptr_t, std::uintptr_t, int>>& given) {
+  Tables made;
+  for (const auto& [in, out, type] : given) {
+    made.all.push_back({reinterpret_cast<const std::uint64_t*>(in),
+                        reinterpret_cast<const std::uint64_t*>(out),
+                        static_cast<ResidualType>(type)});
+  }
+  return made;
+}
+
+// The refused wire, the message, and the frame or segment at fault.
+using Refused =
+    std::tuple<int, std::string, std::optional<std::size_t>, std::optional<std::size_t>>;
+
+std::tuple<End, std::optional<Refused>, std::optional<int>> run_coded(
+    Ring& ring, const Call& call, int isa, int threads, double prescale, bool verify,
+    const CodedChunks& chunks, const OwnedParts& owned, const AddressAndType& source,
+    const AddressAndType& target, const AddressAndType& own_at, std::uintptr_t sums,
+    const OwnedParts* small, std::uintptr_t frames, const Tables* sent, const Tables* summed) {
+  const CodedJob job{call,
+                     kernels_for(isa),
+                     threads,
+                     prescale,
+                     verify,
+                     &chunks.all,
+                     &owned.all,
+                     place(source),
+                     place(target),
+                     place(own_at),
+                     reinterpret_cast<float*>(sums),
+                     small ? &small->all : nullptr,
+                     pointer(frames),
+                     sent ? &sent->all : nullptr,
+                     summed ? &summed->all : nullptr};
+  const py::gil_scoped_release release;
+  const CodedOutcome outcome = run(ring, job);
+  std::optional<Refused> refused;
+  if (const auto& fault = outcome.fault) {
+    refused = {fault->wire, fault->message, fault->frame, fault->segment};
+  }
+  return {ended(outcome.end), refused, outcome.summed};
 }
 
 }  // namespace
@@ -84,6 +175,10 @@ void bind_ring(py::module_& m) {
           [](const std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>>& given) {
             return Strips{make_strips(given)};
           }));
+  py::class_<Call>(m, "Call").def(py::init(&call));
+  py::class_<CodedChunks>(m, "CodedChunks").def(py::init(&make_chunks));
+  py::class_<OwnedParts>(m, "OwnedParts").def(py::init(&make_owned));
+  py::class_<Tables>(m, "ResidualTables").def(py::init(&make_tables));
   py::class_<Ring>(m, "Ring")
       .def(py::init(&make_ring))
       .def("take", &Ring::take)
@@ -106,7 +201,8 @@ void bind_ring(py::module_& m) {
                       std::uint32_t chunk) { ring.done(static_cast<Counter>(counter), chunk); })
       .def("give_up", &Ring::give_up)
       .def("interrupt", &Ring::interrupt)
-      .def("run_plain", &run_plain);
+      .def("run_plain", &run_plain)
+      .def("run_coded", &run_coded);
 }
 
 }  // namespace zcomm::shm

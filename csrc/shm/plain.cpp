@@ -11,6 +11,9 @@ namespace {
 
 // A tile's sums and codes stay in the L1 cache between the kernels.
 constexpr std::int64_t kTile = 1024;
+// What a chunk takes of a slot, at most: the caller's memory that it is read from and written to
+// stays in the L2 cache from its first step to its last.
+constexpr std::int64_t kPartNbytes = 256 << 10;
 // A tensor is summed by every rank, in one exchange instead of two, if the ranks then read no more
 // than this: it takes less time than to wait once more.
 constexpr std::int64_t kAtOnce = 64 << 10;
@@ -22,9 +25,7 @@ class Cursor {
  public:
   Cursor(const Strip& strip, Place place) : strip_(&strip), place_(place) {}
 
-  std::uint8_t* address() const {
-    return place_.base + (strip_->runs[run_].at + done_) * width(place_.type);
-  }
+  std::uint8_t* address() const { return place_.at(strip_->runs[run_].at + done_); }
   // How many of the next n elements follow each other in memory.
   std::int64_t together(std::int64_t n) const { return std::min(n, strip_->runs[run_].n - done_); }
   void skip(std::int64_t n) {
@@ -66,10 +67,6 @@ class Format {
     }
   }
 
-  void put_sums(const float* sums, std::int64_t n, std::uint8_t* codes) const {
-    kernels_.encode_plain[codec_](sums, n, codes, nullptr);
-  }
-
   void get(const std::uint8_t* codes, std::int64_t n, std::uint8_t* to, GradType type) const {
     if (type == kGradF32) {
       sum(&codes, 1, n, reinterpret_cast<float*>(to));
@@ -82,6 +79,15 @@ class Format {
     kernels_.decode_plain[codec_](codes, count, n, out, false);
   }
 
+  // The sums once more as codes; at most a tile.
+  void sum_codes(const std::uint8_t* const* codes, int count, std::int64_t n,
+                 std::uint8_t* result) const {
+    if (codec_ == kNone) return sum(codes, count, n, reinterpret_cast<float*>(result));
+    alignas(64) float sums[kTile];
+    sum(codes, count, n, sums);
+    kernels_.encode_plain[codec_](sums, n, result, nullptr);
+  }
+
   void add(const float* sums, std::int64_t n, float* to) const {
     kernels_.load[kGradF32][kResidualF32](sums, 1.0f, to, n, to);
   }
@@ -92,89 +98,105 @@ class Format {
   std::int64_t bytes_;
 };
 
-class Loop {
+class PlainSteps final : public Steps {
  public:
-  Loop(Ring& ring, const PlainJob& job)
+  PlainSteps(Ring& ring, const PlainJob& job)
       : ring_(ring),
         job_(job),
+        is_small_(is_small(ring, job)),
+        call_(is_small_ ? as_one_exchange(job.call) : job.call),
         format_(job),
         me_(ring.rank()),
         codes_(ring.world()),
-        own_from_(job.reduce ? (*job.strips)[me_] : *job.own, job.reduce ? job.source : job.own_at),
-        own_to_(job.gather ? (*job.strips)[me_] : *job.own, job.gather ? job.target : job.own_at) {
-    const int regions = job.reduce ? ring.world() : 1;
-    region_nbytes_ = ring.slot_nbytes() / regions / 64 * 64;
+        own_from_(call_.reduce ? (*job.strips)[me_] : *job.own,
+                  call_.reduce ? job.source : job.own_at),
+        own_to_(call_.gather ? (*job.strips)[me_] : *job.own,
+                call_.gather ? job.target : job.own_at) {
+    const int regions = call_.reduce ? ring.world() : 1;
+    region_nbytes_ = std::min(ring.slot_nbytes(), kPartNbytes) / regions / 64 * 64;
     part_ = region_nbytes_ / format_.bytes();
-    std::int64_t longest = 1;  // a job of nothing takes a step, in which its signature is compared
     for (const Strip& strip : *job.strips) {
-      longest = std::max(longest, strip.numel);
+      longest_ = std::max(longest_, strip.numel);
       sent_.emplace_back(strip, job.source);
       collected_.emplace_back(strip, job.target);
     }
-    steps_ = static_cast<std::uint32_t>((longest + part_ - 1) / part_);
   }
 
-  // A whole all-reduce in one exchange: every rank publishes all that it has, and sums all of it.
-  bool is_small() const {
+  const Call& call() const { return call_; }
+
+  // A job of nothing takes a chunk, in which its signature is compared.
+  std::uint32_t count() const {
+    return is_small_ ? 1 : static_cast<std::uint32_t>((longest_ + part_ - 1) / part_);
+  }
+
+  bool publish(std::uint32_t t, std::uint32_t chunk) override {
+    if (is_small_) {
+      put_all(ring_.slot(me_, chunk));
+      return true;
+    }
+    if (!call_.reduce) {
+      put_own(numel(me_, t), region(me_, chunk, me_));
+      return true;
+    }
+    for (int k = 1; k < ring_.world(); ++k) {  // no two ranks begin with the same owner
+      const int owner = (me_ + k) % ring_.world();
+      put(sent_[owner], numel(owner, t), region(me_, chunk, owner));
+    }
+    return true;
+  }
+
+  bool reduce(std::uint32_t t, std::uint32_t chunk) override {
+    const std::int64_t n = numel(me_, t);
+    for (std::int64_t a = 0; a < n;) {
+      const std::int64_t m = own_to_.together(own_from_.together(std::min(kTile, n - a)));
+      sum_tile(chunk, a * format_.bytes(), m);
+      own_from_.skip(m);
+      own_to_.skip(m);
+      a += m;
+    }
+    return true;
+  }
+
+  bool collect(std::uint32_t t, std::uint32_t chunk) override {
+    if (is_small_) {
+      sum_all(chunk);
+      return true;
+    }
+    for (int k = 1; k < ring_.world(); ++k) {
+      const int owner = (me_ + k) % ring_.world();
+      get(region(owner, chunk, owner), numel(owner, t), collected_[owner]);
+    }
+    return true;
+  }
+
+ private:
+  static bool is_small(const Ring& ring, const PlainJob& job) {
     std::int64_t nbytes = 0;
-    for (const Strip& strip : *job_.strips) nbytes += strip.numel * format_.bytes();
-    return job_.reduce && job_.gather && nbytes <= ring_.slot_nbytes() &&
-           nbytes * ring_.world() <= kAtOnce;
+    for (const Strip& strip : *job.strips) nbytes += strip.numel * Format(job).bytes();
+    return job.call.reduce && job.call.gather && nbytes <= ring.slot_nbytes() &&
+           nbytes * ring.world() <= kAtOnce;
   }
 
-  Seen run_at_once() {
-    const FloatMode mode;
-    const std::uint32_t chunk = ring_.next();
-    Seen seen = ring_.wait_free(chunk, job_.timeout_s, job_.spins);
-    if (seen.state != State::kReached) return seen;
-    std::uint8_t* codes = ring_.slot(me_, ring_.take());
+  // A small all-reduce: every rank publishes all that it has ...
+  void put_all(std::uint8_t* codes) {
     for (std::size_t owner = 0; owner < sent_.size(); ++owner) {
       const std::int64_t n = (*job_.strips)[owner].numel;
       put(sent_[owner], n, codes);
       codes += n * format_.bytes();
     }
-    ring_.publish(chunk, job_.signature);
-    ring_.done(kReduced, chunk);
-    seen = ring_.wait(kPublished, chunk, job_.timeout_s, job_.spins);
-    if (seen.state != State::kReached) return seen;
+  }
+
+  // ... and sums all of it.
+  void sum_all(std::uint32_t chunk) {
     std::int64_t at = 0;
     for (std::size_t owner = 0; owner < collected_.size(); ++owner) {
       const std::int64_t n = (*job_.strips)[owner].numel;
       sum_strip(chunk, at, n, collected_[owner]);
       at += n * format_.bytes();
     }
-    ring_.done(kCollected, chunk);
-    return seen;
   }
 
-  std::uint32_t steps() const { return steps_; }
-
-  Seen run(std::uint32_t* at) {
-    const FloatMode mode;
-    const std::uint32_t first = ring_.next();
-    const std::uint32_t lag = job_.reduce && job_.gather ? 2 : 1;
-    for (std::uint32_t t = 0; t < steps_ + lag; ++t) {
-      if (t < steps_) {
-        *at = t;
-        const Seen seen = publish(first, t);
-        if (seen.state != State::kReached) return seen;
-      }
-      if (job_.reduce && t >= 1 && t - 1 < steps_) {
-        *at = t - 1;
-        const Seen seen = reduce(first, t - 1);
-        if (seen.state != State::kReached) return seen;
-      }
-      if (job_.gather && t >= lag) {
-        *at = t - lag;
-        const Seen seen = collect(first, t - lag);
-        if (seen.state != State::kReached) return seen;
-      }
-    }
-    return {State::kReached};
-  }
-
- private:
-  // How many elements of a rank's strip step t has.
+  // How many elements of a rank's strip chunk t has.
   std::int64_t numel(int rank, std::uint32_t t) const {
     const std::int64_t left = (*job_.strips)[rank].numel - static_cast<std::int64_t>(t) * part_;
     return std::clamp<std::int64_t>(left, 0, part_);
@@ -182,25 +204,7 @@ class Loop {
 
   // Where the numbers of `owner` are in the slot of `rank`.
   std::uint8_t* region(int rank, std::uint32_t chunk, int owner) const {
-    return ring_.slot(rank, chunk) + (job_.reduce ? owner * region_nbytes_ : 0);
-  }
-
-  Seen publish(std::uint32_t first, std::uint32_t t) {
-    const std::uint32_t chunk = first + t;
-    const Seen seen = ring_.wait_free(chunk, job_.timeout_s, job_.spins);
-    if (seen.state != State::kReached) return seen;
-    ring_.take();
-    if (job_.reduce) {
-      for (int k = 1; k < ring_.world(); ++k) {  // no two ranks begin with the same owner
-        const int owner = (me_ + k) % ring_.world();
-        put(sent_[owner], numel(owner, t), region(me_, chunk, owner));
-      }
-    } else {
-      put_own(numel(me_, t), region(me_, chunk, me_));
-    }
-    ring_.publish(chunk, job_.signature);
-    if (!job_.reduce) ring_.done(kReduced, chunk);
-    return seen;
+    return ring_.slot(rank, chunk) + (call_.reduce ? owner * region_nbytes_ : 0);
   }
 
   void put(Cursor& from, std::int64_t n, std::uint8_t* codes) const {
@@ -216,7 +220,7 @@ class Loop {
   // What this rank owns, into its slot, and from there to its own place in the tensor.
   void put_own(std::int64_t n, std::uint8_t* codes) {
     while (n > 0) {
-      const std::int64_t m = own_to_.together(own_from_.together(n));
+      const std::int64_t m = own_to_.together(own_from_.together(std::min(kTile, n)));
       format_.put(own_from_.address(), job_.own_at.type, job_.prescale, m, codes);
       format_.get(codes, m, own_to_.address(), job_.target.type);
       own_from_.skip(m);
@@ -224,23 +228,6 @@ class Loop {
       codes += m * format_.bytes();
       n -= m;
     }
-  }
-
-  Seen reduce(std::uint32_t first, std::uint32_t t) {
-    const std::uint32_t chunk = first + t;
-    const Seen seen = ring_.wait(kPublished, chunk, job_.timeout_s, job_.spins);
-    if (seen.state != State::kReached) return seen;
-    const std::int64_t n = numel(me_, t);
-    for (std::int64_t a = 0; a < n;) {
-      const std::int64_t m = own_to_.together(own_from_.together(std::min(kTile, n - a)));
-      sum_tile(chunk, a * format_.bytes(), m);
-      own_from_.skip(m);
-      own_to_.skip(m);
-      a += m;
-    }
-    ring_.done(kReduced, chunk);
-    if (!job_.gather) ring_.done(kCollected, chunk);
-    return seen;
   }
 
   void sum_tile(std::uint32_t chunk, std::int64_t offset, std::int64_t n) {
@@ -251,10 +238,9 @@ class Loop {
     codes_[me_] = own;
     const std::uint8_t* const* codes = codes_.data();
     float* const out = reinterpret_cast<float*>(own_to_.address());
-    if (job_.gather) {
+    if (call_.gather) {
       std::uint8_t* const result = region(me_, chunk, me_) + offset;
-      format_.sum(codes, ring_.world(), n, sums);
-      format_.put_sums(sums, n, result);
+      format_.sum_codes(codes, ring_.world(), n, result);
       format_.get(result, n, own_to_.address(), job_.target.type);
     } else if (job_.accumulate) {
       format_.sum(codes, ring_.world(), n, sums);
@@ -267,30 +253,15 @@ class Loop {
   // The sums of n elements that lie at an offset of every slot, as the owner would send them.
   void sum_strip(std::uint32_t chunk, std::int64_t offset, std::int64_t n, Cursor& to) {
     alignas(64) std::uint8_t result[4 * kTile];
-    alignas(64) float sums[kTile];
     while (n > 0) {
       const std::int64_t m = to.together(std::min(kTile, n));
       for (int r = 0; r < ring_.world(); ++r) codes_[r] = ring_.slot(r, chunk) + offset;
-      format_.sum(codes_.data(), ring_.world(), m, sums);
-      format_.put_sums(sums, m, result);
+      format_.sum_codes(codes_.data(), ring_.world(), m, result);
       format_.get(result, m, to.address(), job_.target.type);
       to.skip(m);
       offset += m * format_.bytes();
       n -= m;
     }
-  }
-
-  Seen collect(std::uint32_t first, std::uint32_t t) {
-    const std::uint32_t chunk = first + t;
-    const Counter ready = job_.reduce ? kReduced : kPublished;
-    const Seen seen = ring_.wait(ready, chunk, job_.timeout_s, job_.spins);
-    if (seen.state != State::kReached) return seen;
-    for (int k = 1; k < ring_.world(); ++k) {
-      const int owner = (me_ + k) % ring_.world();
-      get(region(owner, chunk, owner), numel(owner, t), collected_[owner]);
-    }
-    ring_.done(kCollected, chunk);
-    return seen;
   }
 
   void get(const std::uint8_t* codes, std::int64_t n, Cursor& to) const {
@@ -305,11 +276,12 @@ class Loop {
 
   Ring& ring_;
   const PlainJob& job_;
+  bool is_small_;
+  Call call_;
   Format format_;
   int me_;
   std::vector<const std::uint8_t*> codes_;  // of one tile, in rank order
-  std::int64_t region_nbytes_, part_;
-  std::uint32_t steps_;
+  std::int64_t region_nbytes_, part_, longest_ = 1;
   std::vector<Cursor> sent_, collected_;
   Cursor own_from_, own_to_;
 };
@@ -329,11 +301,9 @@ Strip::Strip(std::vector<Run> given) {
 }
 
 Outcome run(Ring& ring, const PlainJob& job) {
-  Loop loop(ring, job);
-  if (loop.is_small()) return {loop.run_at_once(), 0, 1};
-  Outcome outcome{{}, 0, loop.steps()};
-  outcome.seen = loop.run(&outcome.step);
-  return outcome;
+  const FloatMode mode;
+  PlainSteps steps(ring, job);
+  return take_turns(ring, steps.call(), steps.count(), steps);
 }
 
 }  // namespace zcomm::shm

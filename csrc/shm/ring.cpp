@@ -3,12 +3,13 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <climits>
 #include <stdexcept>
+
+#include "shm/clock.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -19,12 +20,6 @@ namespace {
 
 // How long a rank sleeps before it looks whether its peers live. A death is seen this late.
 constexpr double kRestS = 0.05;
-
-double now_s() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 // Not private to a process: the word is in memory that several map.
 long futex(const std::atomic<std::uint32_t>& word, int what, std::uint32_t value,

@@ -108,20 +108,16 @@ class RingCall {
     const Rank& mine = ranks_[rank];
     const bool reduce = kind_.collective != kAllGather, gather = kind_.collective != kReduceScatter;
     const Tensor& source = kind_.in_place ? mine.written : mine.source;
-    return {kernels,
+    return {{reduce, gather, seed_, timeout_s, spins},
+            kernels,
             kind_.codec,
-            reduce,
-            gather,
-            seed_,
             kind_.prescale,
             &strips_,
             reduce ? source.place() : Place{},
             gather ? mine.written.place() : Place{},
             &mine.own,
             reduce ? mine.written.place() : source.place(),
-            kind_.accumulate,
-            timeout_s,
-            spins};
+            kind_.accumulate};
   }
 
   // Whether a rank's memory is what it must be; what is nobody's is as it was.

@@ -310,7 +310,7 @@ void test_call_that_a_rank_leaves() {
   for (int rank : {0, 1}) {
     const Outcome& outcome = outcomes[rank];
     CHECK(outcome.seen.state == State::kGaveUp && outcome.seen.rank == 2, "who is at fault");
-    CHECK(outcome.step > 0 && outcome.step + 1 < outcome.steps, std::to_string(outcome.step));
+    CHECK(outcome.t > 0 && outcome.t + 1 < outcome.count, std::to_string(outcome.t));
     CHECK(call.left_the_rest_alone(rank), "what is nobody's");
   }
 }

@@ -219,13 +219,13 @@ def train_with_fault(rank: int, world_size: int) -> list[Raised]:
     zcomm.compress(ddp)
     backward(ddp)
     if rank == 2:
-        original = Pipeline.encode_sum
+        original = Pipeline.sums
 
         def faulty(self: Pipeline, *args: Any) -> None:
-            Pipeline.encode_sum = original  # type: ignore[method-assign]
+            Pipeline.sums = original  # type: ignore[method-assign]
             raise KeyError("planted")
 
-        Pipeline.encode_sum = faulty  # type: ignore[method-assign]
+        Pipeline.sums = faulty  # type: ignore[method-assign]
     return [raised(backward, ddp) for _ in range(3)]
 
 

@@ -6,13 +6,14 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from monitored_training import WEIGHTS, Run
-from ranks import World
+from ranks import OVER_GLOO, World
 from zcomm.monitor import Log, TensorBoard
 
 pytest_plugins = ["ddp_ranks"]
@@ -162,14 +163,25 @@ def profiled(rank: int, world_size: int, zero: bool, folder: str) -> list[dict[s
     return found
 
 
+@pytest.fixture(scope="module")
+def over_gloo() -> Iterator[World]:
+    with World(2, env=OVER_GLOO) as world:
+        yield world
+
+
 @pytest.mark.parametrize("zero", [False, True], ids=["compress", "ZeRO"])
-def test_profiler_shows_ranges(pair: World, tmp_path: Path, zero: bool) -> None:
+@pytest.mark.parametrize(
+    ("world", "engine"), [("pair", {"zcomm::exchange"}), ("over_gloo", ENGINE)]
+)
+def test_profiler_shows_ranges(
+    request: pytest.FixtureRequest, tmp_path: Path, world: str, engine: set[str], zero: bool
+) -> None:
     main = MAIN | ({"zcomm::gather_parameters"} if zero else set())
-    # ZeRO gathers parameters uncompressed: in shared memory that takes no encoding.
-    engine = ENGINE - ({"zcomm::encode_own", "zcomm::decode"} if zero else set())
-    for default, everything in pair.run(profiled, zero, str(tmp_path)):
-        assert set(default) == main
+    # ZeRO waits for the parameters, and runs small jobs in shared memory itself.
+    here = engine if zero and world == "pair" else set()
+    for default, everything in request.getfixturevalue(world).run(profiled, zero, str(tmp_path)):
+        assert set(default) == main | here
         assert set(everything) == main | engine
         (main_thread,) = {tid for name in main for tid in everything[name]}
-        (engine_thread,) = {tid for name in engine for tid in everything[name]}
-        assert main_thread != engine_thread
+        (engine_thread,) = {tid for name in engine for tid in everything[name]} - {main_thread}
+        assert engine_thread != main_thread

@@ -20,10 +20,11 @@ import zcomm
 from dying_ranks import PLACES, at, die
 from raised import raised
 from ranks import run_ranks
-from shared_ranks import engine_of, group_over
+from shared_ranks import engine_of, group_over, in_chunks
 from zcomm.transport.shared_memory import segment
 
 FAULTS = os.environ.get("ZCOMM_FAULTS", "short")
+CHUNKED = (*PLACES, "in the coded loop")
 every_fault = pytest.mark.skipif(FAULTS != "all", reason="make test-faults runs it")
 
 TIMEOUT_S = 20.0
@@ -59,14 +60,16 @@ def died_at(folder: Path, rank: int) -> float:
 
 
 def reduce(group: Any, spec: str, numel: int = NUMEL) -> None:
-    zcomm.all_reduce(torch.ones(numel), spec, group=group)
+    x = torch.ones(numel)
+    zcomm.all_reduce(in_chunks(x) if spec == "lm4" else x, spec, group=group)
 
 
 # Each group of ranks loses its last one, in a way of its own.
 
 # Without pidfds, the end of a connection says that a rank died.
-WAYS = (*PLACES, "between jobs", "in the native loop", "without pidfd")
-SHORT_WAYS = ("before publish", "after reduce", "in the native loop")
+LOOPS = {"in the plain loop": "none", "in the coded loop": "int8"}
+WAYS = (*PLACES, "between jobs", *LOOPS, "without pidfd")
+SHORT_WAYS = ("before publish", "after reduce", *LOOPS)
 
 
 def die_in_some_way(
@@ -79,14 +82,14 @@ def die_in_some_way(
         members = range(i * size, (i + 1) * size)
         groups.append(group_over("ring", members, slot_nbytes(way), TIMEOUT_S))
     way, group = ways[rank // size], groups[rank // size]
-    codec, numel = ("lm4", NUMEL) if way in PLACES else ("none", 10 * NUMEL)
+    codec, numel = ("lm4", NUMEL) if way in PLACES else (LOOPS.get(way, "none"), 10 * NUMEL)
     dist.barrier()
     kill = partial(die, folder / f"{rank}")
     if rank % size == size - 1:
         reduce(group, codec, numel)
         if way in PLACES:
             at(way, 3, kill)
-        elif way == "in the native loop":
+        elif way in LOOPS:
             threading.Timer(0.1, kill).start()
         else:
             kill()
@@ -94,8 +97,8 @@ def die_in_some_way(
 
 
 def slot_nbytes(way: str) -> int:
-    """Six chunks of a row of pieces, or thousands of steps in native code."""
-    return 40 << 10 if way in PLACES else 4096
+    """Chunks of a row of pieces, or the many short parts of the plain loop."""
+    return (80 if way == "in the coded loop" else 40) << 10 if way in CHUNKED else 4096
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_a_killed_rank_is_named_at_once(tmp_path: Path, size: int, ways: tuple[s
 
 def expect_named(failed: Failed, rank: int, victim: int, died_at: float) -> float:
     """Returns how long it took."""
-    where = r"in all_reduce of \d+ elements, (part \d+ of \d+|.* of chunk \d of \d)"
+    where = r"in all_reduce of \d+ elements, (part \d+ of \d+|.* of chunk \d+ of \d+)"
     text = f"CommunicationError: rank {rank}: rank {victim} died {where}"
     assert re.fullmatch(text, failed.text)
     assert failed.again == failed.text

@@ -20,7 +20,7 @@ from everyones import everyones
 from raised import Raised, raised
 from ranks import World, run_ranks
 from segment_party import mapped_segments, open_fds
-from shared_ranks import engine_of, group_over, over, ring_of, same_bits
+from shared_ranks import engine_of, group_over, in_chunks, over, ring_of, same_bits
 from zcomm import kernels
 from zcomm.transport.shared_memory import ring
 from zcomm.transport.shared_memory.ring import Ring
@@ -224,7 +224,7 @@ def close_early(rank: int, world_size: int, codec: str) -> None:
     group = group_over("ring", range(3), LM4_SLOT, 20.0)
     if rank == 2:
         at("after reduce", 1, lambda: time.sleep(0.5))
-    x = data(rank, 60_000)
+    x = in_chunks(data(rank, 60_000))
     started = time.monotonic()
     zcomm.all_reduce(x, codec, group)
     if rank == 0:

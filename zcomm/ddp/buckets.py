@@ -13,7 +13,7 @@ from zcomm.base import arguments
 from zcomm.ddp.parameters import items_of
 from zcomm.engine.job import ALL_REDUCE, REDUCE_SCATTER, Collective, JobData, SinkData, SinkLayouts
 from zcomm.sharding.chunks import Chunks, ChunkSize, Item, make_chunks
-from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
+from zcomm.sharding.residual_store import BoundFeedback, Mode, ResidualStore
 from zcomm.sharding.settings import PLAIN, Settings
 
 
@@ -44,7 +44,7 @@ class Part:
 
     items: list[Item]
     chunks: Chunks
-    feedback: list[list[ChunkFeedback]] | None
+    feedback: list[BoundFeedback] | None
     sink_layouts: SinkLayouts | None  # where its sums go, with a sink
     name: str
 

@@ -10,6 +10,7 @@ from zcomm.codecs.scattered import ScatteredLayout
 from zcomm.engine.buffers import Frames
 from zcomm.engine.faults import Faults
 from zcomm.engine.transit import Transit
+from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.residual_store import Hop
 from zcomm.wire.header import WireError
 
@@ -82,7 +83,7 @@ class Coder:
         """The frames of all owners."""
         wire = transit.whole.gathered(own=True)
         how = {"out": out, "verify": transit.verify, "threads": self._threads}
-        with self._refusals(transit, layout, _owner_of(transit, layout)) as faults:
+        with self._refusals(transit, layout, owner_of(transit.chunk, layout)) as faults:
             if isinstance(wire, Tensor):
                 layout.decode(wire, faults=faults, **how)
             else:
@@ -92,11 +93,17 @@ class Coder:
     def decode_scattered(self, transit: Transit, scattered: ScatteredLayout) -> None:
         """The frames of all owners but this rank."""
         layout, wire = scattered.layout, transit.whole.gathered(own=False)
-        with self._refusals(transit, layout, _owner_of(transit, layout)) as faults:
+        with self._refusals(transit, layout, owner_of(transit.chunk, layout)) as faults:
             if isinstance(wire, Tensor):
                 scattered.decode(wire, verify=transit.verify, threads=self._threads, faults=faults)
             else:
                 scattered.decode_frames(wire, verify=transit.verify, threads=self._threads)
+
+    def refused(self, place: object, error: WireError, sent_by: int | None) -> WireError:
+        """What users see of a refused wire."""
+        rank = None if sent_by is None else self._ranks[sent_by]
+        text = f"rank {self._rank}: {place}: corrupted wire from rank {rank}: {error}"
+        return WireError(text, rank)
 
     @contextmanager
     def _refusals(self, transit: Transit, layout: Any, sender: Sender) -> Iterator[Tensor | None]:
@@ -104,10 +111,7 @@ class Coder:
         place = transit if self._faults is None else str(transit)  # its hop changes later
 
         def refused(error: WireError) -> WireError:
-            sent_by = sender(error)
-            rank = None if sent_by is None else self._ranks[sent_by]
-            text = f"rank {self._rank}: {place}: corrupted wire from rank {rank}: {error}"
-            return WireError(text, rank)
+            return self.refused(place, error, sender(error))
 
         try:
             yield None if self._faults is None else self._faults.take(layout, refused)
@@ -115,13 +119,13 @@ class Coder:
             raise refused(error) from error
 
 
-def _owner_of(transit: Transit, layout: Any) -> Sender:
+def owner_of(chunk: Chunk, layout: Any) -> Sender:
     """Whose frame, or segment, an error names."""
 
     def owner(error: WireError) -> int | None:
         frame = error.frame
         if error.segment is not None:
             frame = int(layout.segments[error.segment].peer)
-        return None if frame is None else transit.chunk.senders[frame]
+        return None if frame is None else chunk.senders[frame]
 
     return owner

@@ -25,6 +25,18 @@ class Counters:
         self.shared_bytes += nbytes
 
     @contextmanager
+    def exchange(self) -> Iterator["Exchange"]:
+        """Adds the time of an exchange in shared memory, which native code runs as a whole."""
+        started, parts = perf_counter(), Exchange()
+        try:
+            with Range("zcomm::exchange"):
+                yield parts
+        finally:
+            self.encode_s += parts.encode_s
+            self.decode_s += parts.decode_s
+            self.wait_s += perf_counter() - started - parts.encode_s - parts.decode_s
+
+    @contextmanager
     def time(self, name: str, what: str) -> Iterator[None]:
         """Adds the time that it takes; torch.profiler sees it as zcomm::`what`."""
         started = perf_counter()
@@ -35,6 +47,17 @@ class Counters:
             setattr(self, name, getattr(self, name) + perf_counter() - started)
 
 
+class Exchange:
+    """The parts of an exchange that a rank spends on encoding and decoding; the rest it waits."""
+
+    def __init__(self) -> None:
+        self.encode_s = self.decode_s = 0.0
+
+    def add(self, encode_s: float, decode_s: float) -> None:
+        self.encode_s += encode_s
+        self.decode_s += decode_s
+
+
 @dataclass(frozen=True)
 class Stats:
     """Totals of this rank since the hook was registered; divide by `steps` for one step.
@@ -42,9 +65,9 @@ class Stats:
     `raw_bytes` is what an uncompressed all-reduce of the same gradients would have sent, and
     `wire_bytes` what was sent; of that, `shared_bytes` went through memory that the ranks of a host
     share. encode_s, wait_s and decode_s are of the engine's thread, which works beside backward;
-    `exposed_s` is how long backward() had to wait for it at its end. In shared memory, wait_s
-    includes all of an uncompressed exchange, which has no encoding. On a CUDA device these are the
-    times of the host, which issues work and does not wait for it.
+    `exposed_s` is how long backward() had to wait for it at its end. In shared memory, decode_s has
+    also the second encoding, that of sums. On a CUDA device these are the times of the host, which
+    issues work and does not wait for it.
     """
 
     steps: int

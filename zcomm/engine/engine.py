@@ -19,7 +19,7 @@ from zcomm.engine.counters import Counters
 from zcomm.engine.cpu import CpuRunner
 from zcomm.engine.device import DeviceRunner
 from zcomm.engine.host import HostRunner
-from zcomm.engine.inbox import Inbox, Stopped
+from zcomm.engine.inbox import Failed, Inbox, Stopped
 from zcomm.engine.job import Job, Marker
 from zcomm.engine.streams import Streams
 from zcomm.sharding.chunks import ChunkSize
@@ -70,9 +70,26 @@ class Engine:
     def _submit(self, job: Job | Marker) -> None:
         with self._lock:
             if self.failure is None:
-                self._inbox.put(job)
+                left = self._run_here(job)
+                if left is not None:
+                    self._inbox.put(left)
                 return
         job.fail(self.failure)
+
+    def _run_here(self, job: Job | Marker) -> Job | Marker | Failed | None:
+        """What is left for the engine's thread to do. A caller that only waits runs a small job
+        itself while that thread has nothing else; nobody can submit another one meanwhile."""
+        if not isinstance(job, Job) or not job.awaited or not isinstance(self.runner, HostRunner):
+            return job
+        if not self._inbox.idle():
+            return job
+        try:
+            if not self.runner.run_here(job):
+                return job
+        except BaseException as error:
+            return Failed(job, error)
+        job.complete()
+        return None
 
     def synchronize(self) -> None:
         """Until it is known how all completed jobs went. On the CPU it always is."""
@@ -103,7 +120,7 @@ class Engine:
     def chunk_size(self, wanted: ChunkSize) -> ChunkSize:
         """How much a chunk may hold: of what is wanted, as much as fits into a slot."""
         ring = self.transport.ring
-        return wanted.within(ring.chunk_nbytes) if isinstance(ring, Ring) else wanted
+        return wanted.within(ring.chunk_size) if isinstance(ring, Ring) else wanted
 
     @torch.inference_mode()
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""The order of chunks among the ranks of a host, which share memory.
+"""Jobs among the ranks of a host, which share memory.
 
 A chunk is never sent: this rank encodes it into its own slot of the ring, and its peers decode it
-from there. Three steps bring it through:
+from there. Three steps bring it through (csrc/shm/turns.h):
 
     publish   encode the tensor into this rank's slot         for each owner its frame
     reduce    sum this rank's frame of every slot, encode     the sum replaces its own frame
@@ -9,8 +9,9 @@ from there. Three steps bring it through:
 
 While chunk i is published, chunk i - 1 is reduced and chunk i - 2 collected, so a rank seldom waits
 for what another has not finished. A reduce-scatter ends with the sum; an all-gather starts with the
-encoding of what this rank owns. A job whose chunks do not fit into a slot goes over the channels,
-once the ranks have compared their calls in the ring.
+encoding of what this rank owns. Native code takes whole jobs through these steps (plain.py,
+coded.py); Turns does it for those that need Python at every chunk. A job whose chunks do not fit
+into a slot goes over the channels, once the ranks have compared their calls in the ring.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,17 +20,21 @@ from os import sched_getaffinity
 from time import perf_counter
 
 from zcomm.engine.buffers import SharedSlot
+from zcomm.engine.coded import coded_of
 from zcomm.engine.cpu import CpuRunner
 from zcomm.engine.inbox import Inbox
 from zcomm.engine.job import Job, signature_number
+from zcomm.engine.native import End, Native
 from zcomm.engine.pipeline import Pipeline
-from zcomm.engine.plain import Plain, plain_of, run_plain, sent_nbytes
+from zcomm.engine.plain import plain_of
 from zcomm.engine.transit import Transit
 from zcomm.engine.waiting import failure
 from zcomm.torch_private.autograd import Range
 from zcomm.transport.channels import Transport
-from zcomm.transport.shared_memory.ring import Counter, Ring, RingError
+from zcomm.transport.shared_memory.ring import Counter, Ring, RingError, State
 
+# How long a caller waits by itself for a small job. Signals, such as that of Ctrl-C, wait as long.
+_PATIENCE_S = 0.02
 # How often a rank looks before it sleeps, if every rank has a processor and nothing else to do.
 _SPINS = 2000
 
@@ -53,41 +58,73 @@ class HostRunner:
         """In a frame of its own: a job that serve() still held would keep its model alive."""
         job = inbox.take()
         assert isinstance(job, Job)
-        spins = _SPINS if self._may_spin and job.awaited else 0
-        plain = plain_of(job)
-        if plain is not None:
-            self._run_plain(plain, job, spins)
-            inbox.finish(job)
-            return
-        turns = Turns(self._ring, self.pipeline, job, spins)
-        fits = job.chunks.largest_nbytes <= self._ring.slot_nbytes
-        with self._failures(job, lambda: str(turns)):
-            turns.run() if fits else turns.meet()
-        if fits:
+        if job.begun is None:
+            job.started_at = perf_counter()
+        if self._run(job):
             inbox.finish(job)
         else:
             self._transport.connect_late()
             self._channels.run(job, inbox)
 
-    def _run_plain(self, plain: Plain, job: Job, spins: int) -> None:
-        counters = self.pipeline.counters
-        part = "its start"
-        with self._failures(job, lambda: f"{job.what}, {part}"), counters.time("wait_s", "wait"):
-            end = run_plain(self._ring, plain, job, signature_number(job.signature), spins)
-            part = f"part {end.step + 1} of {end.steps}"
+    def _run(self, job: Job) -> bool:
+        """False if it does not fit into the ring; then the ranks have only compared it."""
+        native = self._native(job)
+        if native is not None:
+            self._finish(native, job, self._run_native(native, job, self._ring.deadline_s))
+            return True
+        fits = job.chunks.largest_nbytes <= self._ring.slot_nbytes
+        turns = Turns(self._ring, self.pipeline, job, self._spins(job))
+        with self._failures(job, lambda: str(turns)):
+            turns.run() if fits else turns.meet()
+        return fits
+
+    def run_here(self, job: Job) -> bool:
+        """Runs a job of one exchange in the caller's thread while the engine's has nothing to do:
+        to change threads twice takes longer than such a job. If the other ranks are late, serve()
+        must go on with it: here it could not be interrupted."""
+        native = self._native(job)
+        if native is None:
+            return False
+        job.started_at = perf_counter()
+        end = self._run_native(native, job, _PATIENCE_S, brief=True)
+        if end.seen is not None and end.seen[0] == State.NOT_YET:
+            job.begun = end.begun
+            return False
+        self._finish(native, job, end)
+        return True
+
+    def _native(self, job: Job) -> Native | None:
+        plain = plain_of(job)
+        if plain is None and job.chunks.largest_nbytes <= self._ring.slot_nbytes:
+            return coded_of(job)
+        return plain
+
+    def _spins(self, job: Job) -> int:
+        return _SPINS if self._may_spin and job.awaited else 0
+
+    def _run_native(self, native: Native, job: Job, timeout_s: float, brief: bool = False) -> End:
+        how = timeout_s, self._spins(job), brief, job.begun
+        call = self._ring.call(*job.collective, signature_number(job.signature), *how)
+        with self.pipeline.counters.exchange() as parts:
+            end = native.run(self._ring.native, job, call, self.pipeline)
+            parts.add(end.publish_s, end.reduce_s + end.collect_s)
+        return end
+
+    def _finish(self, native: Native, job: Job, end: End) -> None:
+        place = native.place(job, end)
+        with self._failures(job, lambda: place):
             self._ring.expect(end.seen)
-        for chunk in job.chunks:
-            self.pipeline.count(job, chunk)
-        counters.add_shared(sent_nbytes(plain, job))
+        if end.refused is not None:
+            raise self.pipeline.refused(place, job.chunks[end.chunk], *end.refused)
+        self.pipeline.count_whole(job, native.sent_nbytes(job))
 
     @contextmanager
     def _failures(self, job: Job, where: Callable[[], str]) -> Iterator[None]:
         """Turns errors of the ring into those that users see."""
-        started = perf_counter()
         try:
             yield
         except RingError as error:
-            waited_s = perf_counter() - started
+            waited_s = perf_counter() - job.started_at
             raise failure(self._transport, error, job, where(), waited_s) from error
 
 

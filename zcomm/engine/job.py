@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch import Tensor
 from zcomm.codecs.scattered import ScatteredLayout
 from zcomm.engine.streams import Event, Streams
 from zcomm.kernels import cpu
+from zcomm.kernels.base import GRAD_DTYPES
 from zcomm.sharding.chunks import Chunk, Chunks
-from zcomm.sharding.residual_store import ChunkFeedback
+from zcomm.sharding.residual_store import BoundFeedback
 from zcomm.torch_private import foreach
 
 
@@ -36,7 +37,7 @@ class Encoding(NamedTuple):
 
     prescale: float = 1.0
     verify: bool = True
-    feedback: Sequence[ChunkFeedback] | None = None
+    feedback: BoundFeedback | None = None
 
 
 _PLAIN = Encoding()
@@ -55,18 +56,33 @@ class Span(NamedTuple):
     address: int
     dtype: torch.dtype
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """For native code."""
+        return self.address, GRAD_DTYPES[self.dtype]
+
+
+class Owned(Protocol):
+    """What this rank owns: for native code in one strip, and, if frames are decoded to it and
+    encoded from it, in parts, one for each chunk."""
+
+    @property
+    def own_strip(self) -> Any: ...
+    @property
+    def own_parts(self) -> Any: ...
+
 
 class Memory(NamedTuple):
     """Where the numbers of a whole job lie, for a collective that needs no chunks.
 
-    `strips` is what each rank owns, in `source` and in `target`; `own_strip` is what this rank owns
+    `strips` is what each rank owns, in `source` and in `target`; `owned` is what this rank owns
     once more, in `own`: there its sums go, or there it comes from.
     """
 
     strips: Any
     source: Span
     target: Span
-    own_strip: Any
+    owned: Owned
     own: Span
     accumulate: bool = False
 
@@ -94,7 +110,7 @@ class JobData:
         """
         source, target = _span(self.source), _span(self.target)
         own = target if collective.reduce else source
-        return Memory(chunks.strips, source, target, chunks.packed_strip, own)
+        return Memory(chunks.strips, source, target, chunks, own)
 
     def owned(self, index: int, chunk: Chunk) -> Tensor | ScatteredLayout | None:
         """What this rank owns of a chunk. None: load() fills a buffer with it."""
@@ -124,8 +140,12 @@ class SinkLayouts(list[Any]):
     """Where the sums of each chunk go in a sink's flat tensor."""
 
     @cached_property
-    def strip(self) -> Any:
+    def own_strip(self) -> Any:
         return cpu.strips([[(s.offset, s.numel) for layout in self for s in layout.segments]])
+
+    @cached_property
+    def own_parts(self) -> Any:
+        return cpu.owned_parts((layout, 0) for layout in self)
 
 
 class SinkData(JobData):
@@ -139,8 +159,7 @@ class SinkData(JobData):
 
     def memory(self, chunks: Chunks, collective: Collective) -> Memory | None:
         source, target = _span(self.source), _span(self.target)
-        own = self._layouts.strip
-        return Memory(chunks.strips, source, target, own, target, self._accumulate)
+        return Memory(chunks.strips, source, target, self._layouts, target, self._accumulate)
 
     def sum_destination(self, index: int, chunk: Chunk) -> Destination | None:
         return None if self._accumulate else Destination(self._layouts[index], self.target)
@@ -191,11 +210,17 @@ class Job:
     signature: str = ""
     finish: Callable[[BaseException | None], None] | None = None
     awaited: bool = False
+    begun: int | None = field(default=None, init=False)  # in the ring: the number of its exchange
+    started_at: float = field(default=0.0, init=False)
     error: BaseException | None = field(default=None, init=False)
     streams: Streams | None = field(default=None, init=False)
     ready: Sequence[Event] = field(default=(), init=False)
     done: Event | None = field(default=None, init=False)
     _completed: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def place(self, hop: str, index: int) -> str:
+        """Where errors of a chunk happen."""
+        return f"{self.what}, {hop} of chunk {index + 1} of {len(self.chunks)}"
 
     def complete(self) -> None:
         if self.finish is not None:

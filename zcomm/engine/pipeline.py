@@ -24,6 +24,7 @@ zcomm/conformance/all_reduce.py is the same without an engine, in 40 lines.
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,17 +32,19 @@ from torch.distributed import Work
 
 from zcomm.codecs.scattered import ScatteredLayout
 from zcomm.engine.buffers import Exchange, Frames, Slot, TwoSlots, grown, to_all, to_owners
-from zcomm.engine.coder import Coder
+from zcomm.engine.coder import Coder, owner_of
 from zcomm.engine.counters import Counters
 from zcomm.engine.faults import Faults
 from zcomm.engine.job import ALL_REDUCE, Job, signature_number
 from zcomm.engine.parcel import ParcelSlot
 from zcomm.engine.transit import Stage, Transit
+from zcomm.kernels.base import Fault, wire_error
 from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.residual_store import Hop
 from zcomm.torch_private.autograd import Range
 from zcomm.transport.channels import Channel, Transport
 from zcomm.transport.shared_memory.ring import Counter, Ring, RingWork
+from zcomm.wire.header import WireError
 
 # Chunks in flight: one is encoded while others are on the network, in either hop.
 SLOTS = 4
@@ -58,7 +61,7 @@ class Pipeline:
         device: torch.device = _CPU,
         faults: Faults | None = None,
     ) -> None:
-        self.counters = Counters()
+        self.counters, self.threads = Counters(), threads
         self.slots = [Slot(device) for _ in range(SLOTS)]
         self._transport = transport
         self._coder = Coder(transport.rank, transport.ranks, threads, faults)
@@ -190,6 +193,14 @@ class Pipeline:
             self.encode_sum(transit)
         self.finish(transit)
 
+    def refused(self, place: str, chunk: Chunk, fault: Fault, summed: int | None) -> WireError:
+        """The error for a wire that native code refused: while it summed the frames of an owner, or
+        while it decoded those of all."""
+        layout: Any = chunk.wire if summed is None else chunk.owned_layouts[summed]
+        error = wire_error(layout, *fault)
+        sender = owner_of(chunk, layout)(error) if summed is None else error.wire_index
+        return self._coder.refused(place, error, sender)
+
     def buffer_nbytes(self) -> int:
         slots = sum(slot.nbytes() for slot in self.slots)
         return slots + self._shard.nbytes + self._stage.nbytes
@@ -283,9 +294,13 @@ class Pipeline:
                 self._coder.decode(transit, into.layout, into.tensor)
 
     def _shard_buffer(self, chunk: Chunk) -> Tensor:
-        nbytes = chunk.own.numel * chunk.sum_dtype.itemsize
+        return self.sums(chunk.own.numel, chunk.sum_dtype)
+
+    def sums(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Room for the sums of what this rank owns of a chunk."""
+        nbytes = numel * dtype.itemsize
         self._shard = grown(self._shard, nbytes)
-        return self._shard[:nbytes].view(chunk.sum_dtype)
+        return self._shard[:nbytes].view(dtype)
 
     def _stage_buffer(self, chunk: Chunk) -> Tensor:
         nbytes = chunk.numel * chunk.sum_dtype.itemsize
@@ -295,6 +310,12 @@ class Pipeline:
     def count(self, job: Job, chunk: Chunk) -> None:
         """What the same collective would send without a codec, in the tensor's own dtype."""
         self.counters.raw_bytes += chunk.sent_numel(*job.collective) * job.data.itemsize
+
+    def count_whole(self, job: Job, sent_nbytes: int) -> None:
+        """The same for all chunks of a job that native code has run in shared memory."""
+        numel = job.chunks.totals.numel(*job.collective)
+        self.counters.raw_bytes += numel * job.data.itemsize
+        self.counters.add_shared(sent_nbytes)
 
 
 def _to_owners(transit: Transit) -> Exchange:

@@ -94,5 +94,4 @@ class Transit:
         return feedback[self.index].owned if feedback else None
 
     def __str__(self) -> str:
-        count = len(self.job.chunks)
-        return f"{self.job.what}, {self.hop} of chunk {self.index + 1} of {count}"
+        return self.job.place(self.hop, self.index)

@@ -12,7 +12,7 @@ import torch
 from zcomm.codecs import Codec
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.sharding.chunks import Chunks, ChunkSize, Item, make_chunks
-from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
+from zcomm.sharding.residual_store import BoundFeedback, Mode, ResidualStore
 from zcomm.sharding.settings import EXACT, PLAIN, Settings
 
 
@@ -20,7 +20,7 @@ class ModuleRoute(NamedTuple):
     """How some parameters of a module travel, and their residuals."""
 
     chunks: Chunks
-    feedback: list[ChunkFeedback] | None
+    feedback: BoundFeedback | None
     text: str
 
 

@@ -69,6 +69,10 @@ def segment_rows(layout: KernelLayout) -> list[SegmentRow]:
     ]
 
 
+# Why native code refused a wire: the wire, the message, and the frame or segment at fault.
+Fault = tuple[int, str, int | None, int | None]
+
+
 def wire_error(
     layout: KernelLayout, wire: int, text: str, frame: int | None = None, segment: int | None = None
 ) -> WireError:

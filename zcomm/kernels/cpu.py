@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from zcomm.kernels import base
-from zcomm.kernels.base import DecodeCall, EncodeCall, KernelLayout
+from zcomm.kernels.base import DecodeCall, EncodeCall, KernelLayout, KernelResiduals
 
 ISAS = ("scalar", "avx2", "avx512")
 ISA_VARIABLE = "ZCOMM_CPU_ISA"
@@ -30,18 +30,14 @@ class CpuKernels:
 
     def encode(self, layout: KernelLayout, call: EncodeCall) -> None:
         grad, residuals, wire, prescale, verify, threads, keep_idle = call
-        held = 0, 0, 0
-        if residuals is not None:
-            dtype = base.RESIDUAL_DTYPES[residuals.dtype]
-            held = residuals.in_addresses, residuals.out_addresses, dtype
         self._core.encode(
-            layout.native or self._native(layout),
+            native_layout(layout),
             self.isa,
             threads or torch.get_num_threads(),
             grad.data_ptr(),
             base.GRAD_DTYPES[grad.dtype],
             prescale,
-            *held,
+            *_held(residuals),
             wire.data_ptr(),
             verify,
             keep_idle,
@@ -49,7 +45,7 @@ class CpuKernels:
 
     def decode_sum(self, layout: KernelLayout, call: DecodeCall) -> None:
         refused = self._core.decode_sum(
-            layout.native or self._native(layout),
+            native_layout(layout),
             self.isa,
             call.threads or torch.get_num_threads(),
             [wire.data_ptr() for wire in call.wires],
@@ -60,16 +56,56 @@ class CpuKernels:
         if refused is not None:
             raise base.wire_error(layout, *refused)
 
-    def _native(self, layout: KernelLayout) -> Any:
-        layout.native = self._core.Layout(base.segment_rows(layout), layout.frames)
-        return layout.native
+
+def native_layout(layout: KernelLayout) -> Any:
+    """The form of a layout that native code takes."""
+    if layout.native is None:
+        from zcomm import _core
+
+        layout.native = _core.Layout(base.segment_rows(layout), layout.frames)
+    return layout.native
+
+
+# What native code has to know of many chunks at once (csrc/shm/): made once, used in every step.
 
 
 def strips(runs: Sequence[Sequence[tuple[int, int]]]) -> Any:
-    """Strips of a flat tensor for native code: offsets and elements."""
+    """Strips of a flat tensor: offsets and elements."""
     from zcomm import _core
 
     return _core.Strips(runs)
+
+
+def coded_chunks(
+    rank: int, world_size: int, layouts: Iterable[tuple[KernelLayout, KernelLayout]]
+) -> Any:
+    """Each chunk's layouts: of all frames, and of this rank's."""
+    from zcomm import _core
+
+    pairs = [(native_layout(wire), native_layout(own)) for wire, own in layouts]
+    return _core.CodedChunks(rank, world_size, pairs)
+
+
+def owned_parts(parts: Iterable[tuple[KernelLayout, int]]) -> Any:
+    """Where what this rank owns of each chunk lies: a layout, and the element that it begins at."""
+    from zcomm import _core
+
+    return _core.OwnedParts([(native_layout(layout), at) for layout, at in parts])
+
+
+def residual_tables(residuals: Iterable[KernelResiduals | None]) -> Any:
+    """The tables of each chunk's residuals."""
+    from zcomm import _core
+
+    return _core.ResidualTables([_held(one) for one in residuals])
+
+
+def _held(residuals: KernelResiduals | None) -> tuple[int, int, int]:
+    """The tables of addresses, before and after, and the number of the dtype."""
+    if residuals is None:
+        return 0, 0, 0
+    dtype = base.RESIDUAL_DTYPES[residuals.dtype]
+    return residuals.in_addresses, residuals.out_addresses, dtype
 
 
 @lru_cache(maxsize=1)

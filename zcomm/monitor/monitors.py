@@ -16,7 +16,8 @@ finished: training can continue.
 torch.profiler shows zcomm's work as ranges. On backward()'s thread: `zcomm::hook` (handing over a
 bucket), `zcomm::exposed` (the wait at the end) and, in a ZeroOptimizer's step(),
 `zcomm::gather_parameters`. On zcomm's own thread: `zcomm::encode`, `zcomm::send`, `zcomm::wait`,
-`zcomm::decode_sum`, `zcomm::encode_own` and `zcomm::decode`. torch must be told to profile it:
+`zcomm::decode_sum`, `zcomm::encode_own` and `zcomm::decode`; in shared memory `zcomm::exchange`,
+for all of it. torch must be told to profile that thread:
 
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(experimental_config=config) as profiler: ...

@@ -18,7 +18,7 @@ from zcomm.planning.chunk_sizes import Owned, SizedChunk, owners_of, size_chunks
 from zcomm.sharding.chunks import ChunkSize, piece_limit
 from zcomm.sharding.settings import EXACT, PLAIN, Settings
 from zcomm.torch_private.ddp import FIRST_BUCKET_BYTES, assign_buckets
-from zcomm.transport.shared_memory.ring import chunk_nbytes
+from zcomm.transport.shared_memory.ring import chunk_size
 from zcomm.zero.parameter_gather import gathered_codec, is_in_place
 from zcomm.zero.shards import Shard
 
@@ -63,7 +63,7 @@ class Traffic(NamedTuple):
     @property
     def chunk_size(self) -> ChunkSize:
         size = self.settings.chunk_size(self.world_size)
-        return size.within(chunk_nbytes(self.world_size)) if self.one_host else size
+        return size.within(chunk_size(self.world_size)) if self.one_host else size
 
     def gradients(self, named: Named, bucket: Named, sharded: bool) -> Iterator[ChunkUse]:
         """DDP's first bucket has all parameters; `bucket` comes in every step."""

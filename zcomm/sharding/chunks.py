@@ -138,6 +138,12 @@ class Chunk:
         return starts
 
     @cached_property
+    def owned_layouts(self) -> list[Layout | RawLayout]:
+        """Each owner's frame, packed, in the order of the group."""
+        slots = {r: slot for slot, r in enumerate(self.senders)}
+        return [self.own if r == self.rank else self.wire.for_peer(slots[r]) for r in sorted(slots)]
+
+    @cached_property
     def packed(self) -> Layout | RawLayout:
         """The same frames, for a buffer that holds only the chunk's elements."""
         starts = accumulate((s.numel for s in self.wire.segments), initial=0)
@@ -258,8 +264,23 @@ class ChunkSize(NamedTuple):
     numel: int
     nbytes: int
 
-    def within(self, nbytes: int) -> ChunkSize:
-        return self._replace(nbytes=min(self.nbytes, nbytes))
+    def within(self, most: ChunkSize) -> ChunkSize:
+        return ChunkSize(min(self.numel, most.numel), min(self.nbytes, most.nbytes))
+
+
+class Totals(NamedTuple):
+    """What a rank sends in a collective with one hop: there, and back to all."""
+
+    there_numel: int
+    back_numel: int
+    there_nbytes: int
+    back_nbytes: int
+
+    def numel(self, reduce: bool, gather: bool) -> int:
+        return reduce * self.there_numel + gather * self.back_numel
+
+    def nbytes(self, reduce: bool, gather: bool) -> int:
+        return reduce * self.there_nbytes + gather * self.back_nbytes
 
 
 class Chunks(tuple[Chunk, ...]):
@@ -286,6 +307,22 @@ class Chunks(tuple[Chunk, ...]):
         return codecs.pop() if len(codecs) == 1 else None
 
     @cached_property
+    def sums_numel(self) -> int:
+        """The most elements that this rank owns of a chunk."""
+        return max((chunk.own.numel for chunk in self), default=0)
+
+    @cached_property
+    def totals(self) -> Totals:
+        return Totals(
+            sum(chunk.numel - chunk.own.numel for chunk in self),
+            sum(chunk.own.numel * (chunk.wire.peers - 1) for chunk in self),
+            sum(chunk.others_nbytes for chunk in self),
+            sum(chunk.rows_nbytes for chunk in self),
+        )
+
+    # What native code knows of all chunks.
+
+    @cached_property
     def strips(self) -> Any:
         """What each rank owns in the flat tensor, in its order."""
         owned: dict[int, list[tuple[int, int]]] = {r: [] for r in sorted(self[0].senders)}
@@ -295,9 +332,27 @@ class Chunks(tuple[Chunk, ...]):
         return cpu.strips(list(owned.values()))
 
     @cached_property
-    def packed_strip(self) -> Any:
+    def coded(self) -> Any:
+        """The layouts of each chunk, with one hop; not of fp64."""
+        layouts: Any = ((chunk.wire, chunk.own) for chunk in self)
+        return cpu.coded_chunks(self[0].index, self[0].wire.peers, layouts)
+
+    @cached_property
+    def own_strip(self) -> Any:
         """What this rank owns, packed."""
         return cpu.strips([[(0, sum(chunk.own.numel for chunk in self))]])
+
+    @cached_property
+    def small_parts(self) -> Any:
+        """Each owner's part of the first chunk, packed."""
+        parts: Any = ((layout, 0) for layout in self[0].owned_layouts)
+        return cpu.owned_parts(parts)
+
+    @cached_property
+    def own_parts(self) -> Any:
+        """The same, chunk by chunk."""
+        parts: Any = ((chunk.own, chunk.shard_offset) for chunk in self)
+        return cpu.owned_parts(parts)
 
 
 def best_chunk_size(world_size: int) -> ChunkSize:

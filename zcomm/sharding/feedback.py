@@ -9,7 +9,7 @@ from torch import Tensor
 from zcomm.base import arguments
 from zcomm.sharding.chunks import Chunk
 from zcomm.sharding.hierarchy import Hosts
-from zcomm.sharding.residual_store import ChunkFeedback, Mode, ResidualStore
+from zcomm.sharding.residual_store import BoundFeedback, Mode, ResidualStore
 
 
 class Feedback:
@@ -38,7 +38,7 @@ class Feedback:
         device: torch.device,
         hosts: Hosts | None,
         record_stream: Callable[[Tensor], None] | None,
-    ) -> list[ChunkFeedback]:
+    ) -> BoundFeedback:
         """The residuals of a call's chunks, made at its first use; refuses another call."""
         if device.type != "cpu":
             call = f"{call} on {device}"
@@ -77,7 +77,7 @@ class _Bound(NamedTuple):
 
     call: str
     store: ResidualStore
-    chunks: list[ChunkFeedback]
+    chunks: BoundFeedback
 
 
 def checked_decay(decay: object) -> float:

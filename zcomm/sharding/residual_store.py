@@ -12,6 +12,7 @@ them. With hosts, `sent` is that of the hop between hosts: it has what the owner
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from zcomm.codecs.layout import Layout
 from zcomm.codecs.residuals import Residuals
+from zcomm.kernels import cpu
 from zcomm.sharding.chunks import Chunk, Item, Piece
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.hop_storage import HopStorage
@@ -36,6 +38,7 @@ class Hop:
     def __init__(self, residuals: Residuals, decayed: Sequence[_Decayed]) -> None:
         self.residuals = residuals
         self._decayed = decayed
+        self.averages = bool(decayed)
 
     def average(self) -> None:
         """After the encoding: residuals with a decay become averages."""
@@ -59,6 +62,33 @@ class ChunkFeedback(NamedTuple):
 
     sent: Hop | None
     owned: Hop | None
+
+
+class BoundFeedback(list[ChunkFeedback]):
+    """The residuals of all chunks of a tensor, for one side."""
+
+    @cached_property
+    def is_empty(self) -> bool:
+        return all(hop is None for chunk in self for hop in chunk)
+
+    @cached_property
+    def averages(self) -> bool:
+        """Whether some become averages after the encoding."""
+        return any(hop is not None and hop.averages for chunk in self for hop in chunk)
+
+    @cached_property
+    def sent_tables(self) -> Any:
+        """For native code."""
+        return _tables(chunk.sent for chunk in self)
+
+    @cached_property
+    def owned_tables(self) -> Any:
+        """For native code."""
+        return _tables(chunk.owned for chunk in self)
+
+
+def _tables(hops: Iterable[Hop | None]) -> Any:
+    return cpu.residual_tables(None if hop is None else hop.residuals for hop in hops)
 
 
 class ResidualStore:
@@ -87,7 +117,7 @@ class ResidualStore:
 
     def bind(
         self, chunks: Sequence[Chunk], rank: int, mode: ModeOf, gather: bool = True
-    ) -> list[list[ChunkFeedback]]:
+    ) -> list[BoundFeedback]:
         """The residuals of each chunk, for each side that a step may start from.
 
         Without `gather` there is no second hop, and nothing is held for it.
@@ -102,7 +132,9 @@ class ResidualStore:
                 torch.zeros(longest, dtype=self.dtype, device=self.device)
             )
         sides = range(2 if self.double_buffered else 1)
-        return [[self._bind_chunk(c, side, mode, gather) for c in chunks] for side in sides]
+        return [
+            BoundFeedback(self._bind_chunk(c, side, mode, gather) for c in chunks) for side in sides
+        ]
 
     def flip(self) -> None:
         """Accepts the step: what it wrote becomes the residuals."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import accumulate, compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -214,6 +214,13 @@ def _in_place(chunk: Chunk, shards: Mapping[str, Shard]) -> _InPlace:
     )
 
 
+class _OwnRuns(NamedTuple):
+    """The parameters that this rank owns; encoded ones take their scattered layouts."""
+
+    own_strip: Any
+    own_parts: None = None
+
+
 def _memory(chunks: Sequence[Chunk], in_place: Sequence[_InPlace]) -> Memory:
     """All of the parameters, by address."""
     owned: dict[int, list[tuple[int, int]]] = {r: [] for r in sorted(chunks[0].senders)}
@@ -221,7 +228,7 @@ def _memory(chunks: Sequence[Chunk], in_place: Sequence[_InPlace]) -> Memory:
         for peer, r in enumerate(chunk.senders[:-1]):
             owned[r] += parts.others.runs(peer)
         owned[chunk.rank] += parts.own.runs()
-    own = cpu.strips([owned[chunks[0].rank]])
+    own = _OwnRuns(cpu.strips([owned[chunks[0].rank]]))
     everywhere = Span(0, torch.float32)
     return Memory(cpu.strips(list(owned.values())), everywhere, everywhere, own, everywhere)
 

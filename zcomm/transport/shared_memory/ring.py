@@ -18,6 +18,7 @@ from torch import Tensor
 
 from zcomm import kernels
 from zcomm.kernels.cpu import CpuKernels
+from zcomm.sharding.chunks import ChunkSize
 from zcomm.transport.handshake import Caller
 from zcomm.transport.shared_memory.segment import NoSharedMemory
 from zcomm.transport.shared_memory.sharing import SharedMemory, share
@@ -71,9 +72,14 @@ def segment_nbytes(world_size: int) -> int:
     return _CONTROL_NBYTES + SLOTS * slot_nbytes(world_size)
 
 
-def chunk_nbytes(world_size: int) -> int:
-    """The bodies that a slot has room for, next to their headers."""
-    return slot_nbytes(world_size) - 64 * world_size
+def chunk_size(world_size: int) -> ChunkSize:
+    """What a chunk may hold: of bodies as much as a slot has room for, next to their headers.
+
+    And few elements: the caller's memory that a chunk is read from and written to should stay in
+    the L2 cache from its first step to its last.
+    """
+    numel = int(__import__("os").environ.get("ZNUMEL", 0)) or world_size << 16
+    return ChunkSize(numel, slot_nbytes(world_size) - 64 * world_size)
 
 
 class Ring:
@@ -88,14 +94,15 @@ class Ring:
         members: Sequence[int],
         rank: int,
         nbytes: int,
-        chunk_nbytes: int,
+        chunk_size: ChunkSize,
         deadline_s: float,
     ) -> None:
         from zcomm import _core
 
         self.rank, self.members, self.slot_nbytes = rank, tuple(members), nbytes
-        self.chunk_nbytes, self.deadline_s = chunk_nbytes, deadline_s
+        self.chunk_size, self.deadline_s = chunk_size, deadline_s
         self._memory = memory
+        self.call: Any = _core.Call
         peers = {r: (peer.address, peer.life_fd) for r, peer in memory.peers.items()}
         ranks = [peers.get(r, (memory.segment.address, -1)) for r in members]
         self.native: Any = _core.Ring(self.members.index(rank), ranks, SLOTS, nbytes)
@@ -224,9 +231,10 @@ def make_ring(
     ring = range(world_size) if members is None else sorted(members)
     if len(ring) > _MOST_RANKS:
         return NoSharedMemory(f"expected {_MOST_RANKS} ranks on a host at most, got {len(ring)}")
-    nbytes, chunk = slot_nbytes(world_size), chunk_nbytes(world_size)
+    nbytes, chunk = slot_nbytes(world_size), chunk_size(world_size)
     if members is not None:  # a slot has the frames inside a host, and at most half as many others
-        nbytes, chunk = _HOPS_SLOT_NBYTES, _HOPS_SLOT_NBYTES * 2 // 3 - 64 * world_size
+        nbytes = _HOPS_SLOT_NBYTES
+        chunk = ChunkSize(_HOPS_SLOT_NBYTES, nbytes * 2 // 3 - 64 * world_size)
     memory = share(_CONTROL_NBYTES + SLOTS * nbytes, caller, _own_problem())
     if isinstance(memory, NoSharedMemory):
         return memory
