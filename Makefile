@@ -238,11 +238,13 @@ THREAD_CHECKED := $(patsubst csrc/%.cpp,build/sanitize-threads/%.o,$(wildcard cs
     $(addprefix csrc/cpu/,scalar.cpp avx2.cpp avx512.cpp))
 
 sanitize: ## native tests and wire fuzzing under sanitizers, the model of the ring
-	$(MAKE) --no-print-directory -j$(JOBS) $(addprefix build/sanitize/,native_test fuzz ring_test ring_hostile) \
-	    build/sanitize-threads/ring_test
+	$(MAKE) --no-print-directory -j$(JOBS) $(addprefix build/sanitize/,native_test fuzz ring_test ring_coded ring_hostile) \
+	    $(addprefix build/sanitize-threads/,ring_test ring_coded)
 	build/sanitize/ring_test
-	$(IN_PLACE) build/sanitize-threads/ring_test
+	build/sanitize/ring_coded hostile
 	build/sanitize/ring_hostile
+	$(IN_PLACE) build/sanitize-threads/ring_test
+	$(IN_PLACE) build/sanitize-threads/ring_coded
 	build/sanitize/native_test
 	build/sanitize/fuzz $(FUZZ_CASES)
 	$(MAKE) --no-print-directory ring-model
@@ -250,11 +252,12 @@ sanitize: ## native tests and wire fuzzing under sanitizers, the model of the ri
 build/sanitize/native_test build/sanitize/fuzz: build/sanitize/%: build/sanitize/tests/%.o $(SANITIZED)
 	$(CXX) $(SANITIZE_FLAGS) $^ -o $@
 
-build/sanitize/ring_test build/sanitize/ring_hostile: build/sanitize/%: build/sanitize/tests/%.o $(SANITIZED) \
-    $(SANITIZED_RING)
+$(addprefix build/sanitize/,ring_test ring_coded ring_hostile): build/sanitize/%: build/sanitize/tests/%.o \
+    $(SANITIZED) $(SANITIZED_RING)
 	$(CXX) $(SANITIZE_FLAGS) $^ -o $@
 
-build/sanitize-threads/ring_test: build/sanitize-threads/tests/ring_test.o $(THREAD_CHECKED)
+$(addprefix build/sanitize-threads/,ring_test ring_coded): build/sanitize-threads/%: \
+    build/sanitize-threads/tests/%.o $(THREAD_CHECKED)
 	$(CXX) $(THREAD_FLAGS) $^ -o $@
 
 build/sanitize/%.o: csrc/%.cpp

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kTile = 1024;
 // What a chunk takes of a slot, at most: the caller's memory that it is read from and written to
 // stays in the L2 cache from its first step to its last.
-constexpr std::int64_t kPartNbytes = 256 << 10;
+constexpr std::int64_t kPartNbytes = 128 << 10;
 // A tensor is summed by every rank, in one exchange instead of two, if the ranks then read no more
 // than this: it takes less time than to wait once more.
 constexpr std::int64_t kAtOnce = 64 << 10;

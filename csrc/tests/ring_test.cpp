@@ -303,7 +303,7 @@ void test_call_that_a_rank_leaves() {
       outcomes[rank] = run(ring, call.job(rank, kernels(kIsaScalar), 0));
       return;
     }
-    for (int i = 0; i < 3; ++i) ring.publish(ring.take(), call.job(0, nullptr, 0).signature);
+    for (int i = 0; i < 3; ++i) ring.publish(ring.take(), call.job(0, nullptr, 0).call.signature);
     for (std::uint32_t i = 0; i < 2; ++i) ring.done(kReduced, i);
     ring.give_up();
   });

@@ -78,7 +78,7 @@ def chunk_size(world_size: int) -> ChunkSize:
     And few elements: the caller's memory that a chunk is read from and written to should stay in
     the L2 cache from its first step to its last.
     """
-    numel = int(__import__("os").environ.get("ZNUMEL", 0)) or world_size << 16
+    numel = world_size << 16
     return ChunkSize(numel, slot_nbytes(world_size) - 64 * world_size)
 
 
