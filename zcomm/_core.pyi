@@ -7,6 +7,8 @@ from zcomm.wire.header import Frame
 
 # the wire, the message, and the frame or segment at fault
 Refused = tuple[int, str, int | None, int | None]
+# A refused wire, and the owner whose frames were summed then.
+Refusal = tuple[Refused, int | None]
 
 class Layout:
     def __init__(self, segments: Sequence[SegmentRow], frames: Sequence[Frame]) -> None: ...
@@ -78,6 +80,34 @@ class ResidualTables:
 
     def __init__(self, tables: Sequence[tuple[int, int, int]], /) -> None: ...
 
+class CodedJob:
+    """Points to what it is made of: keep that."""
+
+    def __init__(
+        self,
+        call: Call,
+        isa: int,
+        threads: int,
+        prescale: float,
+        verify: bool,
+        chunks: CodedChunks,
+        owned: OwnedParts,
+        source: Place,
+        target: Place,
+        own_at: Place,
+        sums_addr: int,
+        small: OwnedParts | None,
+        frames_addr: int,
+        sent: ResidualTables | None,
+        summed: ResidualTables | None,
+        /,
+    ) -> None: ...
+
+class Parcels:
+    def __init__(self, rank: int, world: int, addr: int, nbytes: int, /) -> None: ...
+    def put(self, job: CodedJob, /) -> None: ...
+    def take(self, job: CodedJob, /) -> Refusal | None: ...
+
 class Ring:
     def __init__(
         self, rank: int, ranks: Sequence[tuple[int, int]], slots: int, slot_nbytes: int
@@ -104,26 +134,7 @@ class Ring:
         accumulate: bool,
         /,
     ) -> End: ...
-    def run_coded(
-        self,
-        call: Call,
-        isa: int,
-        threads: int,
-        prescale: float,
-        verify: bool,
-        chunks: CodedChunks,
-        owned: OwnedParts,
-        source: Place,
-        target: Place,
-        own_at: Place,
-        sums_addr: int,
-        small: OwnedParts | None,
-        frames_addr: int,
-        sent: ResidualTables | None,
-        summed: ResidualTables | None,
-        /,
-    ) -> tuple[End, Refused | None, int | None]:
-        """How it ended, a wire that was refused, and the owner whose frames were summed then."""
+    def run_coded(self, job: CodedJob, /) -> tuple[End, Refusal | None]: ...
 
 # CUDA kernels that were loaded at run time; what is launched for a layout, and how.
 

@@ -90,7 +90,7 @@ def all_reduce(
     """
     call = _Call("all_reduce", codec, group, feedback, op, verify)
     flat = call.flat(tensor, "tensor")
-    bounds = owner_bounds([(flat.numel(), block_of(call.codec))], call.world_size)[0]
+    bounds = _bounds(flat.numel(), block_of(call.codec), call.world_size)
     return call.run(flat, flat, bounds, async_op)
 
 
@@ -254,6 +254,11 @@ class _Call:
         job = Job(what, REDUCE_SCATTER, Chunks(), data, signature=signature)
         flat.engine(device).engine.submit(job)
         Work(job).wait()
+
+
+@lru_cache(maxsize=64)
+def _bounds(numel: int, block: int, world_size: int) -> tuple[int, ...]:
+    return owner_bounds([(numel, block)], world_size)[0]
 
 
 @lru_cache(maxsize=64)

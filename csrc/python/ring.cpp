@@ -137,33 +137,34 @@ Tables make_tables(const std::vector<std::tuple<std::uintptr_t, std::uintptr_t, 
 using Refused =
     std::tuple<int, std::string, std::optional<std::size_t>, std::optional<std::size_t>>;
 
-std::tuple<End, std::optional<Refused>, std::optional<int>> run_coded(
-    Ring& ring, const Call& call, int isa, int threads, double prescale, bool verify,
-    const CodedChunks& chunks, const OwnedParts& owned, const AddressAndType& source,
-    const AddressAndType& target, const AddressAndType& own_at, std::uintptr_t sums,
-    const OwnedParts* small, std::uintptr_t frames, const Tables* sent, const Tables* summed) {
-  const CodedJob job{call,
-                     kernels_for(isa),
-                     threads,
-                     prescale,
-                     verify,
-                     &chunks.all,
-                     &owned.all,
-                     place(source),
-                     place(target),
-                     place(own_at),
-                     reinterpret_cast<float*>(sums),
-                     small ? &small->all : nullptr,
-                     pointer(frames),
-                     sent ? &sent->all : nullptr,
-                     summed ? &summed->all : nullptr};
-  const py::gil_scoped_release release;
-  const CodedOutcome outcome = run(ring, job);
-  std::optional<Refused> refused;
-  if (const auto& fault = outcome.fault) {
-    refused = {fault->wire, fault->message, fault->frame, fault->segment};
-  }
-  return {ended(outcome.end), refused, outcome.summed};
+// With the owner whose frames were summed then.
+std::optional<std::pair<Refused, std::optional<int>>> refused(
+    const std::optional<Refusal>& refusal) {
+  if (!refusal) return std::nullopt;
+  const Fault& fault = refusal->fault;
+  return {{{fault.wire, fault.message, fault.frame, fault.segment}, refusal->summed}};
+}
+
+CodedJob make_job(const Call& call, int isa, int threads, double prescale, bool verify,
+                  const CodedChunks& chunks, const OwnedParts& owned, const AddressAndType& source,
+                  const AddressAndType& target, const AddressAndType& own_at, std::uintptr_t sums,
+                  const OwnedParts* small, std::uintptr_t frames, const Tables* sent,
+                  const Tables* summed) {
+  return {call,
+          kernels_for(isa),
+          threads,
+          prescale,
+          verify,
+          &chunks.all,
+          &owned.all,
+          place(source),
+          place(target),
+          place(own_at),
+          reinterpret_cast<float*>(sums),
+          small ? &small->all : nullptr,
+          pointer(frames),
+          sent ? &sent->all : nullptr,
+          summed ? &summed->all : nullptr};
 }
 
 }  // namespace
@@ -179,6 +180,22 @@ void bind_ring(py::module_& m) {
   py::class_<CodedChunks>(m, "CodedChunks").def(py::init(&make_chunks));
   py::class_<OwnedParts>(m, "OwnedParts").def(py::init(&make_owned));
   py::class_<Tables>(m, "ResidualTables").def(py::init(&make_tables));
+  py::class_<CodedJob>(m, "CodedJob").def(py::init(&make_job));
+  py::class_<Parcels>(m, "Parcels")
+      .def(py::init<int, int, std::uintptr_t, std::int64_t>())
+      .def("put",
+           [](const Parcels& parcels, const CodedJob& job) {
+             const py::gil_scoped_release release;
+             put(parcels, job);
+           })
+      .def("take", [](const Parcels& parcels, const CodedJob& job) {
+        std::optional<Refusal> refusal;
+        {
+          const py::gil_scoped_release release;
+          refusal = take(parcels, job);
+        }
+        return refused(refusal);
+      });
   py::class_<Ring>(m, "Ring")
       .def(py::init(&make_ring))
       .def("take", &Ring::take)
@@ -202,7 +219,14 @@ void bind_ring(py::module_& m) {
       .def("give_up", &Ring::give_up)
       .def("interrupt", &Ring::interrupt)
       .def("run_plain", &run_plain)
-      .def("run_coded", &run_coded);
+      .def("run_coded", [](Ring& ring, const CodedJob& job) {
+        CodedOutcome outcome;
+        {
+          const py::gil_scoped_release release;
+          outcome = run(ring, job);
+        }
+        return std::pair(ended(outcome.end), refused(outcome.refused));
+      });
 }
 
 }  // namespace zcomm::shm

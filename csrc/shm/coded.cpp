@@ -1,6 +1,8 @@
 #include "shm/coded.h"
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <numeric>
 
 namespace zcomm::shm {
@@ -20,27 +22,31 @@ CodedChunk::CodedChunk(int rank, int world, const Layout& all, const Layout& pac
 
 namespace {
 
+// Where a rank's wire of a chunk is.
+using WireOf = std::function<std::uint8_t*(int rank, std::uint32_t chunk)>;
+
 class CodedSteps final : public Steps {
  public:
-  CodedSteps(Ring& ring, const CodedJob& job)
-      : ring_(ring),
+  CodedSteps(int rank, int world, WireOf wire_of, const CodedJob& job)
+      : wire_of_(std::move(wire_of)),
         job_(job),
         call_(job.small ? as_one_exchange(job.call) : job.call),
-        me_(ring.rank()),
-        wires_(ring.world()) {}
+        me_(rank),
+        world_(world),
+        wires_(world) {}
 
   const Call& call() const { return call_; }
 
   bool publish(std::uint32_t t, std::uint32_t chunk) override {
     const CodedChunk& layouts = (*job_.chunks)[t];
-    std::uint8_t* const slot = ring_.slot(me_, chunk);
+    std::uint8_t* const wire = wire_of_(me_, chunk);
     if (job_.call.reduce) {  // a small all-reduce, too
       encode(*layouts.wire, job_.source.base, job_.source.type, job_.prescale, tables(job_.sent, t),
-             slot);
+             wire);
     } else {
       const OwnedPart& owned = (*job_.owned)[t];
       encode(*owned.layout, job_.own_at.at(owned.at), job_.own_at.type, 1.0, tables(job_.summed, t),
-             slot + layouts.last[me_]);
+             wire + layouts.last[me_]);
     }
     return true;
   }
@@ -54,7 +60,7 @@ class CodedSteps final : public Steps {
     }
     if (!sum(me_, *layouts.own, job_.sums)) return false;
     encode(*layouts.own, reinterpret_cast<const std::uint8_t*>(job_.sums), kGradF32, 1.0,
-           tables(job_.summed, t), ring_.slot(me_, chunk) + layouts.last[me_]);
+           tables(job_.summed, t), wire_of_(me_, chunk) + layouts.last[me_]);
     return true;
   }
 
@@ -62,31 +68,28 @@ class CodedSteps final : public Steps {
     if (is_small()) return sum_all(chunk);
     const CodedChunk& layouts = (*job_.chunks)[t];
     std::size_t frame = 0;
-    for (int r = 0; r < ring_.world(); ++r) {
-      if (r != me_) wires_[frame++] = ring_.slot(r, chunk) + layouts.last[r];
+    for (int r = 0; r < world_; ++r) {
+      if (r != me_) wires_[frame++] = wire_of_(r, chunk) + layouts.last[r];
     }
-    wires_[frame] = ring_.slot(me_, chunk) + layouts.last[me_];
+    wires_[frame] = wire_of_(me_, chunk) + layouts.last[me_];
     return decode(layouts);
   }
 
-  // Why it ended: a wire was refused, while an owner's frames were summed or later.
-  std::optional<Fault> fault;
-  std::optional<int> summed;
+  // Why a step ended it.
+  std::optional<Refusal> refused;
 
  private:
   bool is_small() const { return job_.small != nullptr; }
 
-  // An owner's frame in the slot of every rank.
+  // An owner's frame in the wire of every rank.
   void find_frames(int owner, std::uint32_t chunk, const CodedChunk& layouts) {
-    for (int r = 0; r < ring_.world(); ++r) {
-      wires_[r] = ring_.slot(r, chunk) + layouts.start(owner, r);
-    }
+    for (int r = 0; r < world_; ++r) wires_[r] = wire_of_(r, chunk) + layouts.start(owner, r);
   }
 
   // A small all-reduce: the frames that the owners would share, and from them the tensor.
   bool sum_all(std::uint32_t chunk) {
     const CodedChunk& layouts = job_.chunks->front();
-    for (int owner = 0; owner < ring_.world(); ++owner) {
+    for (int owner = 0; owner < world_; ++owner) {
       const Layout& layout = *(*job_.small)[owner].layout;
       find_frames(owner, chunk, layouts);
       if (!sum(owner, layout, job_.sums)) return false;
@@ -94,7 +97,7 @@ class CodedSteps final : public Steps {
              job_.frames + layouts.before[owner]);
     }
     std::size_t frame = 0;
-    for (int r = 0; r < ring_.world(); ++r) {
+    for (int r = 0; r < world_; ++r) {
       if (r != me_) wires_[frame++] = job_.frames + layouts.before[r];
     }
     wires_[frame] = job_.frames + layouts.before[me_];
@@ -113,33 +116,68 @@ class CodedSteps final : public Steps {
 
   // The sum of an owner's frames, of all ranks.
   bool sum(int owner, const Layout& layout, float* out) {
-    fault = decode_sum({&layout, job_.kernels, job_.threads, wires_.data(), ring_.world(), out,
-                        job_.verify, false});
-    if (fault) summed = owner;
-    return !fault;
+    return fine(decode_sum({&layout, job_.kernels, job_.threads, wires_.data(), world_, out,
+                            job_.verify, false}),
+                owner);
   }
 
   // Every owner's frame.
   bool decode(const CodedChunk& layouts) {
-    fault = decode_sum({layouts.wire, job_.kernels, job_.threads, wires_.data(), 1,
-                        reinterpret_cast<float*>(job_.target.base), job_.verify, true});
-    return !fault;
+    return fine(decode_sum({layouts.wire, job_.kernels, job_.threads, wires_.data(), 1,
+                            reinterpret_cast<float*>(job_.target.base), job_.verify, true}),
+                std::nullopt);
   }
 
-  Ring& ring_;
+  bool fine(std::optional<Fault> fault, std::optional<int> summed) {
+    if (!fault) return true;
+    refused = {std::move(*fault), summed};
+    return false;
+  }
+
+  WireOf wire_of_;
   const CodedJob& job_;
   Call call_;
-  int me_;
+  int me_, world_;
   std::vector<const std::uint8_t*> wires_;
 };
+
+std::uint8_t* parcel(const Parcels& parcels, int rank) {
+  return reinterpret_cast<std::uint8_t*>(parcels.first) + rank * parcels.nbytes;
+}
+
+// Frames have their places in a wire, though a parcel may have one of them only.
+CodedSteps steps_in(const Parcels& parcels, const CodedJob& job) {
+  const auto wire = [&](int rank, std::uint32_t) {
+    const std::int64_t missing = job.call.reduce ? 0 : job.chunks->front().last[rank];
+    return parcel(parcels, rank) - missing;
+  };
+  return {parcels.rank, parcels.world, wire, job};
+}
 
 }  // namespace
 
 CodedOutcome run(Ring& ring, const CodedJob& job) {
-  CodedSteps steps(ring, job);
+  const auto slot = [&ring](int rank, std::uint32_t chunk) { return ring.slot(rank, chunk); };
+  CodedSteps steps(ring.rank(), ring.world(), slot, job);
   const auto count = static_cast<std::uint32_t>(job.chunks->size());
   const Outcome end = take_turns(ring, steps.call(), count, steps);
-  return {end, std::move(steps.fault), steps.summed};
+  return {end, std::move(steps.refused)};
+}
+
+void put(const Parcels& parcels, const CodedJob& job) {
+  steps_in(parcels, job).publish(0, 0);
+  const CodedChunk& layouts = job.chunks->front();
+  const std::int64_t own = layouts.nbytes[parcels.rank];
+  const std::int64_t sent = job.call.reduce ? layouts.last[parcels.rank] + own : own;
+  for (int r = 0; r < parcels.world; ++r) {
+    if (r != parcels.rank) std::memcpy(parcel(parcels, r), parcel(parcels, parcels.rank), sent);
+  }
+}
+
+std::optional<Refusal> take(const Parcels& parcels, const CodedJob& job) {
+  CodedSteps steps = steps_in(parcels, job);
+  job.call.gather ? steps.collect(0, 0) : steps.reduce(0, 0);
+  return std::move(steps.refused);
 }
 
 }  // namespace zcomm::shm

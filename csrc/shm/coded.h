@@ -8,7 +8,8 @@
 //                                                 its own frame
 //   collect   every owner's frame in its slot  -> the tensor
 //
-// A small all-reduce takes one exchange: every rank does for all owners what they would do.
+// A small all-reduce takes one exchange: every rank does for all owners what they would do. A job
+// of one exchange also goes without a ring, in parcels that something else exchanges.
 #pragma once
 
 #include <optional>
@@ -69,12 +70,30 @@ struct CodedJob {
   const std::vector<ResidualTables>*sent, *summed;
 };
 
+// A wire was refused: while an owner's frames were summed, or else while those of all were decoded.
+struct Refusal {
+  Fault fault;
+  std::optional<int> summed;
+};
+
 struct CodedOutcome {
   Outcome end;
-  std::optional<Fault> fault;  // of a wire that was refused
-  std::optional<int> summed;   // while this rank's frames were summed
+  std::optional<Refusal> refused;
 };
 
 CodedOutcome run(Ring& ring, const CodedJob& job);
+
+// A parcel for each rank, or from each, one after the other, for a job of one exchange. A rank
+// sends the same to all: its wire or, if nothing is reduced, its own frame.
+struct Parcels {
+  int rank, world;
+  std::uintptr_t first;  // the address of rank 0's
+  std::int64_t nbytes;
+};
+
+// Encodes what this rank sends, into every parcel.
+void put(const Parcels& parcels, const CodedJob& job);
+// Decodes what all ranks have sent, in a job's last step.
+std::optional<Refusal> take(const Parcels& parcels, const CodedJob& job);
 
 }  // namespace zcomm::shm

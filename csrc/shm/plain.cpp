@@ -11,9 +11,9 @@ namespace {
 
 // A tile's sums and codes stay in the L1 cache between the kernels.
 constexpr std::int64_t kTile = 1024;
-// What a chunk takes of a slot, at most: the caller's memory that it is read from and written to
-// stays in the L2 cache from its first step to its last.
-constexpr std::int64_t kPartNbytes = 128 << 10;
+// What a chunk takes of a slot for each rank, at most: the caller's memory that it is read from and
+// written to stays in the L2 cache from its first step to its last.
+constexpr std::int64_t kRankNbytes = 128 << 10;
 // A tensor is summed by every rank, in one exchange instead of two, if the ranks then read no more
 // than this: it takes less time than to wait once more.
 constexpr std::int64_t kAtOnce = 64 << 10;
@@ -113,7 +113,8 @@ class PlainSteps final : public Steps {
         own_to_(call_.gather ? (*job.strips)[me_] : *job.own,
                 call_.gather ? job.target : job.own_at) {
     const int regions = call_.reduce ? ring.world() : 1;
-    region_nbytes_ = std::min(ring.slot_nbytes(), kPartNbytes) / regions / 64 * 64;
+    const std::int64_t most = std::min(ring.slot_nbytes(), ring.world() * kRankNbytes);
+    region_nbytes_ = most / regions / 64 * 64;
     part_ = region_nbytes_ / format_.bytes();
     for (const Strip& strip : *job.strips) {
       longest_ = std::max(longest_, strip.numel);

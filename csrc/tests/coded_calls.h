@@ -175,7 +175,7 @@ class CodedCall {
       values.insert(values.end(), from, from + one.part.n);
     }
     Bytes packed(values.size() * 4);
-    std::memcpy(packed.data(), values.data(), packed.size());
+    if (!values.empty()) std::memcpy(packed.data(), values.data(), packed.size());
     return packed;
   }
 

@@ -40,7 +40,7 @@ void test_collectives() {
         const Kernels* chosen = kernels(isas()[i % isas().size()]);
         const CodedOutcome outcome = run(ring, calls[i].job(rank, chosen));
         const State state = outcome.end.seen.state;
-        CHECK(state == State::kReached && !outcome.fault, calls[i].describe());
+        CHECK(state == State::kReached && !outcome.refused, calls[i].describe());
       }
     });
     for (const CodedCall& call : calls) {
@@ -86,6 +86,42 @@ void test_call_goes_on_where_its_time_was_up() {
   }
 }
 
+// ---- Parcels ----
+
+// One rank's: those for the others, or those from them.
+struct Mail {
+  Mail(int rank, int world, std::int64_t nbytes)
+      : bytes(static_cast<std::size_t>(world * nbytes)),
+        parcels{rank, world, reinterpret_cast<std::uintptr_t>(bytes.data()), nbytes} {}
+
+  Bytes bytes;
+  shm::Parcels parcels;
+};
+
+void test_parcels() {
+  for (int world : {2, 3, 5}) {
+    for (std::uint64_t seed = 0; seed < 60; ++seed) {
+      const CodedCall call(static_cast<Collective>(seed % kCollectives), world, 1, seed);
+      const Kernels* chosen = kernels(isas()[seed % isas().size()]);
+      const std::int64_t nbytes = call.slot_nbytes();
+      std::vector<Mail> sent, arrived;
+      for (int r = 0; r < world; ++r) {
+        sent.emplace_back(r, world, nbytes);
+        put(sent[r].parcels, call.job(r, chosen));
+        arrived.emplace_back(r, world, nbytes);
+      }
+      for (int to = 0; to < world; ++to) {
+        for (int from = 0; from < world; ++from) {
+          std::memcpy(arrived[to].bytes.data() + from * nbytes,
+                      sent[from].bytes.data() + to * nbytes, nbytes);
+        }
+        CHECK(!take(arrived[to].parcels, call.job(to, chosen)), call.describe());
+        CHECK(call.is_right(to), call.describe());
+      }
+    }
+  }
+}
+
 // ---- A hostile peer ----
 
 // Rank 2 rewrites its slots all the time. Ranks refuse its frames or end with other numbers; they
@@ -114,7 +150,7 @@ void test_slots_rewritten_during_calls() {
     nuisance.join();
     for (int rank : {0, 1}) {
       CHECK(call.left_the_rest_alone(rank), call.describe());
-      ++(outcomes[rank].fault ? refused : ended);
+      ++(outcomes[rank].refused ? refused : ended);
     }
   }
   std::printf("        %ld refused a frame, %ld did not\n", refused, ended);
@@ -131,6 +167,7 @@ int main(int argc, char**) {
       {"a brief call of several exchanges is not begun",
        test_brief_call_of_several_exchanges_is_not_begun},
       {"a call goes on where its time was up", test_call_goes_on_where_its_time_was_up},
+      {"parcels", test_parcels},
   };
   if (argc > 1)
     tests.push_back({"slots rewritten during calls", test_slots_rewritten_during_calls});

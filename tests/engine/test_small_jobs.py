@@ -12,7 +12,7 @@ from torch import Tensor
 
 import zcomm
 from ranks import OVER_GLOO, World
-from zcomm.engine import cpu
+from zcomm.engine import small
 from zcomm.engine.parcel import SIGNATURE_NBYTES, parcel_nbytes
 from zcomm.transport.channels import Channel
 
@@ -65,19 +65,19 @@ def results(rank: int, world_size: int, group: Any) -> list[Tensor]:
 def in_both_ways(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     groups = [dist.new_group(list(range(world_size))) for _ in range(2)]
     parcels = results(rank, world_size, groups[0])
-    is_small = cpu.is_small
-    cpu.is_small = lambda *_: False
+    is_small = small.is_small
+    small.is_small = lambda *_: False
     try:
         return parcels, results(rank, world_size, groups[1])
     finally:
-        cpu.is_small = is_small
+        small.is_small = is_small
 
 
 def test_parcels_change_no_bit(world: World) -> None:
     for parcels, hops in world.run(in_both_ways):
         assert len(parcels) == len(hops)
-        for small, usual in zip(parcels, hops):
-            assert torch.equal(small, usual)
+        for one, usual in zip(parcels, hops):
+            assert torch.equal(one, usual)
 
 
 def exchanges(rank: int, world_size: int) -> dict[str, int]:

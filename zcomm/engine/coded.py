@@ -14,6 +14,7 @@ from zcomm import kernels
 from zcomm.engine.job import ALL_REDUCE, Job, Memory
 from zcomm.engine.native import End, Refused
 from zcomm.engine.pipeline import Pipeline
+from zcomm.kernels import cpu
 from zcomm.kernels.cpu import CpuKernels
 
 _CPU = torch.device("cpu")
@@ -29,9 +30,14 @@ class Coded(NamedTuple):
     is_small: bool
 
     def run(self, ring: Any, job: Job, call: Any, pipeline: Pipeline) -> End:
+        end, refusal = ring.run_coded(self.native(job, call, pipeline))
+        return End(*end)._replace(refused=None if refusal is None else Refused(*refusal))
+
+    def native(self, job: Job, call: Any, pipeline: Pipeline) -> Any:
+        """The job for native code, which it can use as long as this and the job exist."""
         memory, encoding, feedback = self.memory, job.encoding, job.encoding.feedback
         sums, frames = self._room(job, pipeline)
-        end, fault, summed = ring.run_coded(
+        return cpu.coded_job(
             call,
             self.kernels.isa,
             pipeline.threads,
@@ -48,9 +54,6 @@ class Coded(NamedTuple):
             None if feedback is None else feedback.sent_tables,
             None if feedback is None else feedback.owned_tables,
         )
-        ended = End(*end)
-        return ended if fault is None else ended._replace(refused=Refused(fault, summed))
-
     def _room(self, job: Job, pipeline: Pipeline) -> tuple[int, int]:
         """Addresses of memory for an all-reduce: for sums, and for the frames of a small one."""
         if job.collective != ALL_REDUCE:

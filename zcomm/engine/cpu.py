@@ -16,10 +16,11 @@ import torch
 from zcomm.engine.buffers import AnySlot, Slot, TwoSlots
 from zcomm.engine.inbox import Inbox, stopped
 from zcomm.engine.job import Job, Marker
-from zcomm.engine.parcel import ParcelSlot, is_small, parcel_nbytes
+from zcomm.engine.parcel import parcel_nbytes
 from zcomm.engine.pipeline import Pipeline
+from zcomm.engine.small import small_of
 from zcomm.engine.transit import Stage, Transit
-from zcomm.engine.waiting import Check, Waiting
+from zcomm.engine.waiting import PATIENCE, Check, Waiting
 from zcomm.transport.channels import Channel, Transport
 
 
@@ -41,9 +42,8 @@ class CpuRunner:
     def __init__(self, transport: Transport, threads: int | None = None) -> None:
         # A new thread would ask torch for its own count, which is not the user's.
         self.pipeline = Pipeline(transport, threads or torch.get_num_threads())
-        self._transport, self._waiting = transport, Waiting(transport)
-        self._world_size = transport.world_size
-        self._parcel_nbytes = parcel_nbytes(transport.world_size)
+        self._transport, self._world_size = transport, transport.world_size
+        self._waiting = Waiting(transport, parcel_nbytes(transport.world_size))
         self._starting: deque[_Running] = deque()  # jobs with chunks left to start
         self._running: dict[Job, _Running] = {}
         # What is on each channel, in the order of the hops.
@@ -61,6 +61,23 @@ class CpuRunner:
                 self._wait(inbox, lambda: not inbox.empty())
             else:
                 self._accept(inbox.take())
+
+    @torch.inference_mode()
+    def run_here(self, job: Job) -> bool:
+        """Runs a small job in the caller's thread while the engine's has nothing to do: to change
+        threads twice takes longer than such a job. If the other ranks are late, serve() must go on
+        with it: here it could not be interrupted."""
+        small = small_of(job, self._world_size, self.pipeline)
+        if small is None:
+            return False
+        check = self._waiting.start_check(job, small)
+        with self.pipeline.counters.time("wait_s", "wait"):
+            self._waiting.rest_on(check, PATIENCE)
+        if not self._waiting.arrived(check):
+            job.begun = check
+            return False
+        self._waiting.open(check)
+        return True
 
     def run(self, job: Job, inbox: Inbox) -> None:
         """Runs one job that was taken from the inbox, to its end."""
@@ -85,6 +102,8 @@ class CpuRunner:
         if not shares and job.chunks and job.chunks[0].hops is not None:
             self._transport.connect_late()
         running = self._running[job] = _Running(job, self.pipeline.stages(job), shares)
+        if isinstance(job.begun, Check):
+            running.check = job.begun
         self._starting.append(running)
 
     def _next_step(self, inbox: Inbox) -> Callable[[], None] | None:
@@ -159,12 +178,12 @@ class CpuRunner:
         """The check of the oldest job; then its next chunk, up to its first hop."""
         job = running.job
         if running.check is None:
-            running.check = self._waiting.start_check(job, self._small(job), self._parcel_nbytes)
+            small = small_of(job, self._world_size, self.pipeline)
+            running.check = self._waiting.start_check(job, small)
             return
         if running.started == 0:
-            self._waiting.compare(running.check)
+            self._waiting.open(running.check)
         if running.check.small is not None:
-            self.pipeline.finish_small(running.check.small)
             self._starting.popleft()
             self._finish(running, inbox)
             return
@@ -174,14 +193,6 @@ class CpuRunner:
             self._starting.popleft()
         if not job.chunks:
             self._finish(running, inbox)
-
-    def _small(self, job: Job) -> Transit | None:
-        """A job that fits into parcels, encoded."""
-        if not is_small(job, self._world_size):
-            return None
-        transit = Transit(job, 0, ParcelSlot(job.chunks[0]), ())
-        self.pipeline.prepare_small(transit)
-        return transit
 
     def _start_chunk(self, running: _Running) -> None:
         job = running.job

@@ -20,7 +20,6 @@ from time import perf_counter, sleep
 from zcomm.engine.faults import Faults, Findings
 from zcomm.engine.inbox import Inbox
 from zcomm.engine.job import Job
-from zcomm.engine.parcel import SIGNATURE_NBYTES
 from zcomm.engine.pipeline import SLOTS, Pipeline
 from zcomm.engine.streams import Event, Streams
 from zcomm.engine.transit import Transit
@@ -112,14 +111,14 @@ class DeviceRunner:
 
     def _agree(self, job: Job) -> None:
         """The check, over the host's network: nothing is enqueued yet if ranks disagree."""
-        check = self._waiting.start_check(job, None, SIGNATURE_NBYTES)
+        check = self._waiting.start_check(job)
         with self.pipeline.counters.time("wait_s", "wait"):
             self._waiting.until(
                 lambda: self._waiting.arrived(check),
                 lambda: self._waiting.rest_on(check),
                 lambda: f"{job.what}, its start",
             )
-        self._waiting.compare(check)
+        self._waiting.open(check)
 
     def _enqueue_chunks(self, job: Job) -> None:
         stages = self.pipeline.stages(job)

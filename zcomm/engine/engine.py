@@ -79,7 +79,7 @@ class Engine:
     def _run_here(self, job: Job | Marker) -> Job | Marker | Failed | None:
         """What is left for the engine's thread to do. A caller that only waits runs a small job
         itself while that thread has nothing else; nobody can submit another one meanwhile."""
-        if not isinstance(job, Job) or not job.awaited or not isinstance(self.runner, HostRunner):
+        if not isinstance(job, Job) or not job.awaited or isinstance(self.runner, DeviceRunner):
             return job
         if not self._inbox.idle():
             return job

@@ -28,13 +28,12 @@ from zcomm.engine.native import End, Native
 from zcomm.engine.pipeline import Pipeline
 from zcomm.engine.plain import plain_of
 from zcomm.engine.transit import Transit
-from zcomm.engine.waiting import failure
+from zcomm.engine.waiting import PATIENCE, failure
+from zcomm.kernels import cpu
 from zcomm.torch_private.autograd import Range
 from zcomm.transport.channels import Transport
 from zcomm.transport.shared_memory.ring import Counter, Ring, RingError, State
 
-# How long a caller waits by itself for a small job. Signals, such as that of Ctrl-C, wait as long.
-_PATIENCE_S = 0.02
 # How often a rank looks before it sleeps, if every rank has a processor and nothing else to do.
 _SPINS = 2000
 
@@ -86,7 +85,7 @@ class HostRunner:
         if native is None:
             return False
         job.started_at = perf_counter()
-        end = self._run_native(native, job, _PATIENCE_S, brief=True)
+        end = self._run_native(native, job, PATIENCE.total_seconds(), brief=True)
         if end.seen is not None and end.seen[0] == State.NOT_YET:
             job.begun = end.begun
             return False
@@ -103,8 +102,8 @@ class HostRunner:
         return _SPINS if self._may_spin and job.awaited else 0
 
     def _run_native(self, native: Native, job: Job, timeout_s: float, brief: bool = False) -> End:
-        how = timeout_s, self._spins(job), brief, job.begun
-        call = self._ring.call(*job.collective, signature_number(job.signature), *how)
+        signature, spins = signature_number(job.signature), self._spins(job)
+        call = cpu.call(*job.collective, signature, timeout_s, spins, brief, job.begun)
         with self.pipeline.counters.exchange() as parts:
             end = native.run(self._ring.native, job, call, self.pipeline)
             parts.add(end.publish_s, end.reduce_s + end.collect_s)

@@ -210,7 +210,7 @@ class Job:
     signature: str = ""
     finish: Callable[[BaseException | None], None] | None = None
     awaited: bool = False
-    begun: int | None = field(default=None, init=False)  # in the ring: the number of its exchange
+    begun: Any = field(default=None, init=False)  # what its caller's thread has begun of it
     started_at: float = field(default=0.0, init=False)
     error: BaseException | None = field(default=None, init=False)
     streams: Streams | None = field(default=None, init=False)

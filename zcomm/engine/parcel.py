@@ -7,15 +7,17 @@ and no other: each rank gets what it has to sum or to decode with the signatures
 each rank gets everything, and does for all owners what they would do: it sums, encodes and decodes.
 """
 
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zcomm.engine.buffers import Frames
 from zcomm.engine.coder import Coder
-from zcomm.engine.job import Job
+from zcomm.engine.job import Job, signature_number
 from zcomm.engine.transit import Transit
+from zcomm.kernels import cpu
 from zcomm.sharding.chunks import Chunk
 
 SIGNATURE_NBYTES = 8
@@ -41,26 +43,24 @@ def is_small(job: Job, world_size: int) -> bool:
     return (chunk.wire.wire_nbytes if reduce else max(chunk.wire.frame_nbytes)) <= room
 
 
-class Parcels(NamedTuple):
+class Parcels:
     """Every rank's, in the order of the group: those it sends, or those that arrive."""
 
-    rows: Tensor
-
-    @staticmethod
-    def signed(world_size: int, signature: int, nbytes: int) -> "Parcels":
+    def __init__(self, rank: int, world_size: int, nbytes: int) -> None:
         rows = torch.zeros(world_size, nbytes, dtype=torch.uint8, device="cpu")
-        rows[:, :SIGNATURE_NBYTES].view(torch.int64).fill_(signature)
-        return Parcels(rows)
+        # As numbers of 64 bits, one parcel after the other.
+        self.words = rows.view(-1).view(torch.int64)
+        self.signatures = rows.view(torch.int64)[:, 0]
+        self.frames = rows[:, SIGNATURE_NBYTES:]
+        self._place = rank, world_size, self.frames.data_ptr(), nbytes
 
-    def words(self) -> Tensor:
-        """As numbers of 64 bits, one parcel after the other."""
-        return self.rows.view(-1).view(torch.int64)
+    @cached_property
+    def native(self) -> Any:
+        """For native code."""
+        return cpu.parcels(*self._place)
 
-    def signatures(self) -> Tensor:
-        return self.rows[:, :SIGNATURE_NBYTES]
-
-    def frames(self) -> Tensor:
-        return self.rows[:, SIGNATURE_NBYTES:]
+    def sign(self, signature: str) -> None:
+        self.signatures.fill_(signature_number(signature) - (1 << 63))
 
 
 class ParcelSlot:
@@ -74,10 +74,10 @@ class ParcelSlot:
     def send(self, frames: Frames, parcels: Parcels, reduce: bool) -> None:
         """Puts this rank's wire, or without `reduce` its own frame, into every parcel."""
         sent = frames.wire if reduce else frames.own
-        parcels.frames()[:, : sent.numel()] = sent
+        parcels.frames[:, : sent.numel()] = sent
 
     def arrive(self, parcels: Parcels) -> None:
-        self._arrived = parcels.frames()
+        self._arrived = parcels.frames
 
     def received(self, frames: Frames) -> list[Tensor]:
         nbytes, starts = frames.chunk.own_nbytes, frames.chunk.starts_at_peers

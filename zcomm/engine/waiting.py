@@ -14,13 +14,16 @@ import torch
 from torch.distributed import Work
 
 from zcomm.engine.inbox import stopped
-from zcomm.engine.job import Job, signature_number
-from zcomm.engine.parcel import Parcels, ParcelSlot
+from zcomm.engine.job import Job
+from zcomm.engine.parcel import SIGNATURE_NBYTES, Parcels
+from zcomm.engine.small import Small
 from zcomm.engine.transit import Transit
 from zcomm.transport.channels import Transport
 from zcomm.transport.shared_memory.ring import Ring, RingError, State
 from zcomm.wire.header import WireError
 
+# How long a caller waits by itself for a small job. Signals, such as that of Ctrl-C, wait as long.
+PATIENCE = timedelta(milliseconds=20)
 # How long a waiting engine sleeps at a time, and how often it asks whether a peer has failed.
 _REST = timedelta(milliseconds=2)
 _PEER_POLL_S = 0.5
@@ -31,11 +34,9 @@ class Check:
     """The exchange of parcels in front of a job. `small`: the job itself, if it is in them."""
 
     job: Job
-    mine: Parcels
-    everyone: Parcels
     work: Work
     sent_at: float
-    small: Transit | None = None
+    small: Small | None = None
 
     def __str__(self) -> str:
         return f"{self.job.what}, before its first chunk"
@@ -62,8 +63,11 @@ def failure(
 class Waiting:
     """How one engine waits."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, parcel_nbytes: int = SIGNATURE_NBYTES) -> None:
         self._transport = transport
+        place = transport.rank, transport.world_size, parcel_nbytes
+        self._mine, self._everyone = Parcels(*place), Parcels(*place)
+        self._splits = [parcel_nbytes // SIGNATURE_NBYTES] * transport.world_size
 
     def arrived(self, sent: Transit | Check) -> bool:
         """Whether it has arrived; raises if it failed."""
@@ -95,12 +99,12 @@ class Waiting:
             waited_s = perf_counter() - sent.sent_at
             raise failure(self._transport, error, sent.job, str(sent), waited_s) from error
 
-    def rest_on(self, sent: Transit | Check) -> None:
-        """Sleeps until it has arrived, 2 ms at most. It sleeps in native code: a loop that looks
-        again and again costs more processor time than a fast codec does."""
+    def rest_on(self, sent: Transit | Check, rest: timedelta = _REST) -> None:
+        """Sleeps until it has arrived, or the time is up. It sleeps in native code: a loop that
+        looks again and again costs more processor time than a fast codec does."""
         assert sent.work is not None
         with suppress(RuntimeError):  # a failure: the next look at it raises that
-            sent.work.wait(_REST)
+            sent.work.wait(rest)
 
     def until(
         self, ready: Callable[[], bool], rest: Callable[[], object], oldest: Callable[[], str]
@@ -115,23 +119,18 @@ class Waiting:
                     raise self._transport.notes.failure(oldest(), None, waited)
             rest()
 
-    def start_check(self, job: Job, small: Transit | None, room: int) -> Check:
-        """Sends parcels of `room` bytes; a small job's frames are ready."""
-        world_size = self._transport.world_size
-        mine = Parcels.signed(world_size, signature_number(job.signature) - (1 << 63), room)
+    def start_check(self, job: Job, small: Small | None = None) -> Check:
+        """Sends parcels. Only one check is under way at a time."""
+        self._mine.sign(job.signature)
         if small is not None:
-            assert isinstance(small.slot, ParcelSlot)
-            small.slot.send(small.whole, mine, job.collective.reduce)
-        everyone = Parcels(torch.empty_like(mine.rows))
-        out, sent = everyone.words(), mine.words()
-        sizes = [sent.numel() // world_size] * world_size
-        work = self._transport.signatures().all_to_all(out, sent, sizes, sizes)
-        return Check(job, mine, everyone, work, perf_counter(), small)
+            small.put(self._mine)
+        parcels = self._everyone.words, self._mine.words, self._splits, self._splits
+        work = self._transport.signatures().all_to_all(*parcels)
+        return Check(job, work, perf_counter(), small)
 
-    def compare(self, check: Check) -> None:
-        """Raises on every rank if signatures differ."""
-        if not torch.equal(check.mine.signatures(), check.everyone.signatures()):
+    def open(self, check: Check) -> None:
+        """Raises on every rank if signatures differ; a small job has its result."""
+        if not torch.equal(self._mine.signatures, self._everyone.signatures):
             raise self._transport.notes.disagreement(check.job.signature)
         if check.small is not None:
-            assert isinstance(check.small.slot, ParcelSlot)
-            check.small.slot.arrive(check.everyone)
+            check.small.take(self._everyone)

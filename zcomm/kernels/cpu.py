@@ -100,6 +100,35 @@ def residual_tables(residuals: Iterable[KernelResiduals | None]) -> Any:
     return _core.ResidualTables([_held(one) for one in residuals])
 
 
+def call(
+    reduce: bool,
+    gather: bool,
+    signature: int = 0,
+    timeout_s: float = 0.0,
+    spins: int = 0,
+    brief: bool = False,
+    begun: int | None = None,
+) -> Any:
+    """A collective, and how its ranks wait for each other in the ring."""
+    from zcomm import _core
+
+    return _core.Call(reduce, gather, signature, timeout_s, spins, brief, begun)
+
+
+def coded_job(*args: Any) -> Any:
+    """See _core.CodedJob."""
+    from zcomm import _core
+
+    return _core.CodedJob(*args)
+
+
+def parcels(rank: int, world_size: int, address: int, nbytes: int) -> Any:
+    """Parcels of all ranks, `nbytes` apart."""
+    from zcomm import _core
+
+    return _core.Parcels(rank, world_size, address, nbytes)
+
+
 def _held(residuals: KernelResiduals | None) -> tuple[int, int, int]:
     """The tables of addresses, before and after, and the number of the dtype."""
     if residuals is None:

@@ -102,7 +102,6 @@ class Ring:
         self.rank, self.members, self.slot_nbytes = rank, tuple(members), nbytes
         self.chunk_size, self.deadline_s = chunk_size, deadline_s
         self._memory = memory
-        self.call: Any = _core.Call
         peers = {r: (peer.address, peer.life_fd) for r, peer in memory.peers.items()}
         ranks = [peers.get(r, (memory.segment.address, -1)) for r in members]
         self.native: Any = _core.Ring(self.members.index(rank), ranks, SLOTS, nbytes)
