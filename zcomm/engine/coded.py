@@ -54,6 +54,7 @@ class Coded(NamedTuple):
             None if feedback is None else feedback.sent_tables,
             None if feedback is None else feedback.owned_tables,
         )
+
     def _room(self, job: Job, pipeline: Pipeline) -> tuple[int, int]:
         """Addresses of memory for an all-reduce: for sums, and for the frames of a small one."""
         if job.collective != ALL_REDUCE:
