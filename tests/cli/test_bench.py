@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import zcomm
-from ranks import World
+from ranks import OVER_GLOO, World
 from zcomm import cli
 from zcomm.cli.bench import command as bench
 from zcomm.cli.bench.collective_rows import error_bound, is_wrong, rows_of, wire_nbytes
@@ -206,7 +206,7 @@ def sent_by_engine(rank: int, world_size: int, key: Key, nbytes: int) -> int:
 @pytest.mark.parametrize("kind", KINDS)
 def test_wire_bytes_are_those_that_the_engine_sends(kind: str) -> None:
     key = Key(kind, "lm4")
-    with World(3) as world:
+    with World(3, env=OVER_GLOO) as world:
         for nbytes in (SIZE, 20 << 20):
             sent = world.run(sent_by_engine, key, nbytes)
             assert sent[0] == wire_nbytes(key, nbytes, 3)

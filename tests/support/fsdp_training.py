@@ -173,7 +173,7 @@ def expected_gradient(ranks: list[Tensor], spec: str) -> Tensor:
 def slow_engine() -> Iterator[None]:
     """Slows the engine down, so that code that does not wait for a result fails."""
     with ExitStack() as stack:
-        for kind, name in ((CpuRunner, "_advance"), (HostRunner, "_run_plain"), (Turns, "_sum")):
+        for kind, name in ((CpuRunner, "_advance"), (HostRunner, "_run_native"), (Turns, "_sum")):
             stack.enter_context(_slow(kind, name))
         yield
 
@@ -182,9 +182,9 @@ def slow_engine() -> Iterator[None]:
 def _slow(kind: Any, name: str) -> Iterator[None]:
     original = getattr(kind, name)
 
-    def slow(*args: Any) -> None:
+    def slow(*args: Any, **how: Any) -> Any:
         time.sleep(0.01)
-        original(*args)
+        return original(*args, **how)
 
     setattr(kind, name, slow)
     try:

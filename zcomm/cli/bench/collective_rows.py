@@ -85,7 +85,8 @@ def median_ratio(over: Iterable[float], under: Iterable[float]) -> float:
 
 
 def wire_nbytes(key: Key, nbytes: int, world_size: int, per_host: int = 1) -> int:
-    """The bytes that rank 0 sends, without TCP's overhead, counted from the engine's chunks.
+    """The bytes that rank 0 sends, without TCP's overhead, counted from the engine's chunks. In
+    shared memory chunks are shorter, and have a few more headers.
 
     The backends' own collectives are rings: each rank passes on all parts but one, in each phase.
     """
