@@ -232,28 +232,60 @@ def codec_costs(quality: Results, converged: Results, speed: Results) -> Lines:
         ]
 
 
+def pair(what: str, before: Row, after: Row) -> list[str]:
+    """A row without zcomm, and one with it."""
+    digits = 0 if before["ms"] >= 20 else 2
+    return [
+        what,
+        *(f"{r['ms']:.{digits}f} ms" for r in (before, after)),
+        f"{after['speedup']:.2f}×",
+    ]
+
+
+def by_way(found: Results) -> dict[str, Row]:
+    return {row["way"]: row for row in found["rows"]}
+
+
+def collective(found: Results, kind: str, size_mb: float, ranks: int) -> dict[str, Row]:
+    """The rows of one collective, by codec."""
+    wanted = kind, size_mb, ranks
+    rows = found["rows"]
+    return {r["codec"]: r for r in rows if (r["kind"], r["size_mb"], r["ranks"]) == wanted}
+
+
 def headline(steps: Results, zero: Results, fsdp: Results, collectives: Results) -> Lines:
-    """Pairs of rows, plain and with zcomm, from several benchmarks."""
+    """Pairs of rows between hosts, from several benchmarks."""
 
-    def pair(what: str, before: Row, after: Row) -> list[str]:
-        ms = [f"{row['ms']:.0f} ms" for row in (before, after)]
-        return [what, *ms, f"{after['speedup']:.2f}×", f"{before['sent_mb']} → {after['sent_mb']}"]
+    def sent(what: str, before: Row, after: Row) -> list[str]:
+        mb = f"{before['sent_mb']:.1f} → {after['sent_mb']:.1f}"
+        return [*pair(what, before, after), mb]
 
-    def by(found: Results, field: str) -> dict[str, Row]:
-        return {row[field]: row for row in found["rows"]}
-
-    ddp, sharded, staged = by(steps, "way"), by(zero, "way"), by(fsdp, "way")
+    ddp, sharded, staged = by_way(steps), by_way(zero), by_way(fsdp)
     for codec in ("int8", "lm4"):
-        yield pair(f"DDP step, `{codec}`", ddp["plain DDP"], ddp[codec])
+        yield sent(f"DDP step, `{codec}`", ddp["plain DDP"], ddp[codec])
     both = sharded["DDP + AdamW"], sharded["zero lm4+lm4"]
-    yield pair("ZeRO step, `lm4` gradients and parameters, against DDP", *both)
-    yield pair("FSDP2 stage 2 step, `lm4` gradients", staged["2 plain"], staged["2 lm4"])
+    yield sent("ZeRO step, `lm4` gradients and parameters, against DDP", *both)
     both = staged["3 plain"], staged["3 lm4+int8"]
-    yield pair("FSDP2 stage 3 step, `lm4` gradients, `int8` parameters", *both)
-    two = [row for row in collectives["rows"] if row["ranks"] == 2]
-    for kind in ("all_reduce", "reduce_scatter"):
-        own = {row["codec"]: row for row in two if row["kind"] == kind}
-        yield pair(f"{kind} of 100 MB, `lm4`, against gloo's own", own["gloo"], own["lm4"])
+    yield sent("FSDP2 stage 3 step, `lm4` gradients, `int8` parameters", *both)
+    own = collective(collectives, "all_reduce", 100.0, 2)
+    yield sent("all_reduce of 100 MB, `lm4`, against gloo's own", own["gloo"], own["lm4"])
+
+
+def one_host(*found: Results) -> Lines:
+    """Pairs of rows inside a host: with two ranks, and with four."""
+    *by_ranks, collectives = found
+
+    def pairs(ranks: int, steps: Results, zero: Results, fsdp: Results) -> Lines:
+        ddp, sharded, staged = by_way(steps), by_way(zero), by_way(fsdp)
+        yield pair("DDP step, `none`", ddp["plain DDP"], ddp["none"])
+        yield pair("ZeRO step, exact, against DDP", sharded["DDP + AdamW"], sharded["zero none"])
+        yield pair("FSDP2 stage 3 step, exact", staged["3 plain"], staged["3 none"])
+        for size_mb, size in ((100.0, "100 MB"), (0.001, "1 KB")):
+            own = collective(collectives, "all_reduce", size_mb, ranks)
+            yield pair(f"all_reduce of {size}, `none`", own["gloo"], own["none"])
+
+    for two, four in zip(pairs(2, *by_ranks[:3]), pairs(4, *by_ranks[3:])):
+        yield [*two, *four[1:]]
 
 
 # The tables.
@@ -283,6 +315,7 @@ COLLECTIVES: tuple[Column, ...] = (
     SENT,
 )
 COST_MODEL = ["", *(f"{hosts} hosts: {mb} MB" for hosts in (2, 4) for mb in (12, 50, 100))]
+STEPS = ("training_step", "zero", "fsdp")
 ERRORS = ("Gaussian", "Student-t3", "Laplace with outliers")
 
 TABLES = {
@@ -337,10 +370,34 @@ TABLES = {
     "codec-speed-ranges": Table(
         ("row", "range over three runs", "bar"), ("codec_speed_ranges",), ranges
     ),
-    "collectives-hosts": plain(
-        ["collectives_hosts"], [*COLLECTIVES, ("share of the line", "line_share", number(2))]
+    "one-host": Table(
+        (
+            "one host",
+            *("2 ranks: plain", "zcomm", "speed-up"),
+            *("4 ranks: plain", "zcomm", "speed-up"),
+        ),
+        (*(f"{name}{of}" for of in ("", "_4") for name in STEPS), "collectives"),
+        one_host,
     ),
-    "collectives-loopback": plain(["collectives"], COLLECTIVES),
+    "collectives-hosts": plain(
+        ["collectives_hosts"],
+        [*COLLECTIVES, ("share of the line", "line_share", number(2))],
+        lambda row: row["size_mb"] == 100,
+    ),
+    "collectives-loopback": plain(
+        ["collectives"], COLLECTIVES[:-1], lambda row: row["size_mb"] == 100
+    ),
+    "collectives-sizes": plain(
+        ["collectives", "collectives_hosts"],
+        [
+            ("link", "link", link),
+            ("MB", "size_mb", lambda mb: f"{mb:g}"),
+            *COLLECTIVES[:3],
+            ("ms", "ms", number(2)),
+            ("speed-up", "speedup", number(2)),
+        ],
+        lambda row: row["size_mb"] != 100 and row["kind"] == "all_reduce",
+    ),
     "collectives-bars": bars("collectives_hosts", "collectives"),
     "collectives-two-hops": plain(
         ["collectives_two_hops"],
@@ -352,9 +409,10 @@ TABLES = {
     ),
     "two-hops-bars": bars("collectives_two_hops"),
     "training-step": plain(
-        ["training_step_hosts", "training_step"],
+        ["training_step_hosts", "training_step", "training_step_4"],
         [
             ("link", "link", link),
+            ("ranks", "ranks", str),
             ("", "way", step_way),
             MS,
             ("speed-up", "speedup", number(2)),
@@ -363,13 +421,19 @@ TABLES = {
             SENT,
         ],
     ),
-    "training-step-bars": bars("training_step_hosts", "training_step", "training_memory"),
-    "zero": plain(["zero_hosts", "zero"], [("link", "link", link), *ZERO]),
-    "zero-bars": bars("zero_hosts", "zero"),
+    "training-step-bars": bars(
+        "training_step_hosts", "training_step", "training_step_4", "training_memory"
+    ),
+    "zero": plain(
+        ["zero_hosts", "zero", "zero_4"], [("link", "link", link), ("ranks", "ranks", str), *ZERO]
+    ),
+    "zero-bars": bars("zero_hosts", "zero", "zero_4"),
     "zero-hosts": plain(["zero_hosts"], ZERO, lambda row: "int8" not in row["way"]),
-    "fsdp": plain(["fsdp_hosts"], FSDP),
+    "fsdp": plain(
+        ["fsdp_hosts", "fsdp", "fsdp_4"], [("link", "link", link), ("ranks", "ranks", str), *FSDP]
+    ),
     "fsdp-hosts": plain(["fsdp_hosts"], FSDP, lambda row: "none" not in row["way"]),
-    "fsdp-bars": bars("fsdp_hosts", "fsdp_convergence"),
+    "fsdp-bars": bars("fsdp_hosts", "fsdp", "fsdp_4", "fsdp_convergence"),
     "fsdp-convergence": Table(
         ("stage, gradients, parameters", "loss", "to plain FSDP2, %", "seeds, %"),
         ("fsdp_convergence",),

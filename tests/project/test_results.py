@@ -39,9 +39,11 @@ def test_a_changed_figure_is_noticed(
     tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "README.md"
-    page.write_text((ROOT / "README.md").read_text().replace("364 ms", "363 ms"))
+    published = (ROOT / "README.md").read_text()
+    assert "202 ms" in published
+    page.write_text(published.replace("202 ms", "201 ms"))
     monkeypatch.setattr(tool, "pages", lambda: [page])
-    for name in tool.TABLES["headline"].files:
+    for name in (*tool.TABLES["headline"].files, *tool.TABLES["one-host"].files):
         tool.results(name)  # which keeps them: from here on ROOT is another folder
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["make_result_tables.py", "--check"])
@@ -49,7 +51,7 @@ def test_a_changed_figure_is_noticed(
     assert "make tables" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["make_result_tables.py"])
     assert tool.main() == 0
-    assert page.read_text() == (ROOT / "README.md").read_text()
+    assert page.read_text() == published
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
