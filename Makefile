@@ -230,12 +230,11 @@ SANITIZE_FLAGS := $(NATIVE_TEST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-
 SANITIZED := $(patsubst csrc/%.cpp,build/sanitize/%.o,$(wildcard csrc/cpu/*.cpp))
 SANITIZED_RING := $(patsubst csrc/%.cpp,build/sanitize/%.o,$(wildcard csrc/shm/*.cpp))
 
-# The ring once more under ThreadSanitizer, with the kernels that it uses. ThreadSanitizer cannot start where the kernel
+# The ring once more under ThreadSanitizer, with the kernels. ThreadSanitizer cannot start where the kernel
 # moves mappings about more than it knows of, so they stay in place if setarch may ask for that.
 IN_PLACE = $(shell setarch $$(uname -m) -R true 2> /dev/null && echo setarch $$(uname -m) -R)
 THREAD_FLAGS := $(NATIVE_TEST_FLAGS) -O1 -g -fsanitize=thread
-THREAD_CHECKED := $(patsubst csrc/%.cpp,build/sanitize-threads/%.o,$(wildcard csrc/shm/*.cpp) \
-    $(addprefix csrc/cpu/,scalar.cpp avx2.cpp avx512.cpp))
+THREAD_CHECKED := $(patsubst csrc/%.cpp,build/sanitize-threads/%.o,$(wildcard csrc/shm/*.cpp csrc/cpu/*.cpp))
 
 sanitize: ## native tests and wire fuzzing under sanitizers, the model of the ring
 	$(MAKE) --no-print-directory -j$(JOBS) $(addprefix build/sanitize/,native_test fuzz ring_test ring_coded ring_hostile) \

@@ -1,6 +1,7 @@
 // What the native tests share: counted checks, layouts, inputs, buffers without slack.
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -11,7 +12,7 @@
 
 namespace zcomm::test {
 
-// Counts what was checked; prints the first failures.
+// Counts what was checked, in any thread; prints the first failures.
 class Tally {
  public:
   bool check(bool ok, const char* what, int line, const std::string& where) {
@@ -23,13 +24,13 @@ class Tally {
     return ok;
   }
   int finish() const {
-    std::printf("%ld passed, %ld failed\n", passed_, failed_);
+    std::printf("%ld passed, %ld failed\n", passed_.load(), failed_.load());
     return failed_ ? 1 : 0;
   }
   long failed() const { return failed_; }
 
  private:
-  long passed_ = 0, failed_ = 0;
+  std::atomic<long> passed_{0}, failed_{0};
 };
 
 inline Tally tally;
