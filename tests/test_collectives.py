@@ -288,6 +288,21 @@ REFUSALS = {
 }
 
 
+def feedback_of_another_group(rank: int, world_size: int) -> Raised | None:
+    x, kept, pair = torch.ones(3000), zcomm.Feedback(), dist.new_group([0, 1])
+    zcomm.all_reduce(x, "lm4", feedback=kept)
+    if rank == 2:
+        return None
+    error = raised(lambda: zcomm.all_reduce(x, "lm4", pair, feedback=kept))
+    zcomm.all_reduce(x, "lm4", pair, feedback=zcomm.Feedback())
+    return error
+
+
+def test_feedback_of_another_group_is_refused(three_ranks: World) -> None:
+    for error in three_ranks.run(feedback_of_another_group)[:2]:
+        assert "expected the group that it was first used with" in error.text
+
+
 def test_bad_arguments_are_refused_before_anything_is_sent(three_ranks: World) -> None:
     for found in three_ranks.run(refuse):
         for name, text in REFUSALS.items():

@@ -81,7 +81,7 @@ class ResidualTables:
     def __init__(self, tables: Sequence[tuple[int, int, int]], /) -> None: ...
 
 class CodedJob:
-    """Points to what it is made of: keep that."""
+    """Points to the memory at its addresses: keep that."""
 
     def __init__(
         self,

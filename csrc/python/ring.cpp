@@ -180,7 +180,9 @@ void bind_ring(py::module_& m) {
   py::class_<CodedChunks>(m, "CodedChunks").def(py::init(&make_chunks));
   py::class_<OwnedParts>(m, "OwnedParts").def(py::init(&make_owned));
   py::class_<Tables>(m, "ResidualTables").def(py::init(&make_tables));
-  py::class_<CodedJob>(m, "CodedJob").def(py::init(&make_job));
+  py::class_<CodedJob>(m, "CodedJob")
+      .def(py::init(&make_job), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
+           py::keep_alive<1, 13>(), py::keep_alive<1, 15>(), py::keep_alive<1, 16>());
   py::class_<Parcels>(m, "Parcels")
       .def(py::init<int, int, std::uintptr_t, std::int64_t>())
       .def("put",

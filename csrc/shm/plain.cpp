@@ -11,8 +11,8 @@ namespace {
 
 // A tile's sums and codes stay in the L1 cache between the kernels.
 constexpr std::int64_t kTile = 1024;
-// What a chunk takes of a slot for each rank, at most: the caller's memory that it is read from and
-// written to stays in the L2 cache from its first step to its last.
+// What a chunk takes of a slot, at most, times the ranks: the caller's memory that it is read from
+// and written to should stay in the L2 cache from its first step to its last.
 constexpr std::int64_t kRankNbytes = 128 << 10;
 // A tensor is summed by every rank, in one exchange instead of two, if the ranks then read no more
 // than this: it takes less time than to wait once more.

@@ -24,7 +24,7 @@
 
 namespace zcomm::shm {
 
-// A rank publishes chunk i before it collects chunk i - 2 (plain.cpp, zcomm/engine/host.py). With
+// A rank publishes chunk i before it collects chunk i - 2 (turns.cpp, zcomm/engine/host.py). With
 // two slots, all ranks would wait in chunk i for what they do after it.
 inline constexpr int kLeastSlots = 4, kMostSlots = 8;
 // Of a host: each looks at all others, and is connected to them.

@@ -20,6 +20,7 @@ import zcomm
 from failing_training import TIMEOUT_S, DamagingChannel, backward, model
 from raised import Raised, raised
 from ranks import OVER_GLOO, World, run_ranks
+from zcomm.engine.job import Job
 from zcomm.engine.pipeline import Pipeline
 
 
@@ -239,6 +240,30 @@ def test_exception_in_the_engine_is_raised_by_backward(
     for rank in (0, 1):
         assert [error.type for error in found[rank]] == ["CommunicationError"] * 3
         assert "rank 2: KeyError: 'planted'" in found[rank][0].text
+
+
+def fail_to_complete(rank: int, world_size: int) -> Raised:
+    """What is told of a job whose end raises, such as that of a hook's future."""
+    group = dist.new_group(list(range(world_size)))
+    original = Job.complete
+
+    def complete(job: Job) -> None:
+        Job.complete = original  # type: ignore[method-assign]
+        raise KeyError("planted")
+
+    def call() -> None:
+        work = zcomm.all_reduce(torch.ones(100_000), "none", group, async_op=True)
+        assert work is not None
+        work.wait()
+
+    Job.complete = complete  # type: ignore[method-assign]
+    return raised(call)
+
+
+@pytest.mark.parametrize("world", ["over_gloo", "three_ranks"])
+def test_a_job_whose_end_raises_is_told(world: str, request: pytest.FixtureRequest) -> None:
+    for error in request.getfixturevalue(world).run(fail_to_complete):
+        assert error.type == "KeyError"
 
 
 def thread_counts(rank: int, world_size: int) -> dict[str, list[int]]:

@@ -110,6 +110,53 @@ def test_a_small_job_takes_one_exchange(world: World) -> None:
         assert counted == {name: usual.get(name, 1) for name in counted}
 
 
+def beside_a_large_one(rank: int, world_size: int) -> list[Tensor]:
+    """The engine's memory grows while the parcels of a small job are under way."""
+    found = []
+    for large in (200_000, 400_000, 800_000):
+        group = dist.new_group(list(range(world_size)))
+        tensors = [torch.full((numel,), float(rank)) for numel in (large, 300)]
+        for work in [zcomm.all_reduce(t, "int8", group, async_op=True) for t in tensors]:
+            assert work is not None
+            work.wait()
+        found += tensors
+    return found
+
+
+def test_a_small_job_beside_a_large_one(world: World) -> None:
+    results = world.run(beside_a_large_one)
+    for tensors in zip(*results):
+        mean = (len(results) - 1) / 2
+        assert all(torch.equal(t, tensors[0]) for t in tensors)
+        assert torch.allclose(tensors[0], torch.full_like(tensors[0], mean), rtol=0.01)
+
+
+def interrupted(rank: int, world_size: int) -> tuple[str, str]:
+    """Ctrl-C in a caller that runs its own job; what a later call says."""
+    group = dist.new_group(list(range(world_size)))
+    zcomm.all_reduce(torch.ones(3), "none", group)
+    original = small._Native.take
+
+    def take(self: Any, parcels: Any) -> None:
+        raise KeyboardInterrupt
+
+    said = []
+    small._Native.take = take
+    for error in (KeyboardInterrupt, RuntimeError):
+        try:
+            zcomm.all_reduce(torch.ones(3), "none", group)
+        except error as found:
+            said.append(str(found))
+        small._Native.take = original
+    return said[0], said[1]
+
+
+def test_an_interrupted_call_ends_the_engine_and_says_so(world: World) -> None:
+    for first, later in world.run(interrupted):
+        assert first == ""
+        assert "all_reduce of 3 elements was interrupted (KeyboardInterrupt)" in later
+
+
 def test_parcels_of_many_ranks_are_short() -> None:
     assert parcel_nbytes(1) == parcel_nbytes(2) == parcel_nbytes(5) == 4096
     for world_size in (16, 64, 257):

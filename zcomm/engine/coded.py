@@ -6,9 +6,11 @@ one, whose memory stays in the cache from its first step to its last. What needs
 chunk takes the same steps there: zcomm.engine.host.Turns.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from zcomm import kernels
 from zcomm.engine.job import ALL_REDUCE, Job, Memory
@@ -30,20 +32,22 @@ class Coded(NamedTuple):
     is_small: bool
 
     def run(self, ring: Any, job: Job, call: Any, pipeline: Pipeline) -> End:
-        end, refusal = ring.run_coded(self.native(job, call, pipeline))
+        room = self.room(job, pipeline.sums)
+        end, refusal = ring.run_coded(self.native(job, call, room, pipeline))
         return End(*end)._replace(refused=None if refusal is None else Refused(*refusal))
 
-    def native(self, job: Job, call: Any, pipeline: Pipeline) -> Any:
-        """The job for native code, which it can use as long as this and the job exist."""
+    def native(self, job: Job, call: Any, room: Tensor, pipeline: Pipeline) -> Any:
+        """The job for native code, which works in `room` and in the job's own memory: keep both."""
         memory, encoding, feedback = self.memory, job.encoding, job.encoding.feedback
-        sums, frames = self._room(job, pipeline)
+        frames = room.data_ptr()  # of a small job: its sums lie behind them
+        sums = frames + (job.chunks[0].wire.wire_nbytes if self.is_small else 0)
         return cpu.coded_job(
             call,
             self.kernels.isa,
             pipeline.threads,
             encoding.prescale,
             encoding.verify,
-            job.chunks.coded,
+            job.chunks.native,
             memory.owned.own_parts,
             memory.source.place,
             memory.target.place,
@@ -55,22 +59,24 @@ class Coded(NamedTuple):
             None if feedback is None else feedback.owned_tables,
         )
 
-    def _room(self, job: Job, pipeline: Pipeline) -> tuple[int, int]:
-        """Addresses of memory for an all-reduce: for sums, and for the frames of a small one."""
+    def room(self, job: Job, floats: Callable[[int], Tensor]) -> Tensor:
+        """Memory for an all-reduce: for sums, in front of them for the frames of a small one."""
         if job.collective != ALL_REDUCE:
-            return 0, 0
+            return floats(0)
         if not self.is_small:
-            return pipeline.sums(job.chunks.sums_numel).data_ptr(), 0
+            return floats(job.chunks.sums_numel)
         wire = job.chunks[0].wire
-        room = pipeline.sums(wire.numel + wire.wire_nbytes // 4).data_ptr()
-        return room + wire.wire_nbytes, room
+        return floats(wire.numel + wire.wire_nbytes // 4)
 
     def place(self, job: Job, end: End) -> str:
         if self.is_small:
             return f"{job.what}, its one exchange"
         return job.place(end.hop(job), end.chunk)
 
-    def sent_nbytes(self, job: Job) -> int:
+    def sent_nbytes(self, job: Job, end: End) -> int:
+        if self.is_small:  # each peer reads all of it
+            wire = job.chunks[0].wire
+            return int(wire.wire_nbytes) * (wire.peers - 1)
         return job.chunks.totals.nbytes(*job.collective)
 
 

@@ -64,7 +64,7 @@ class Stats:
 
     `raw_bytes` is what an uncompressed all-reduce of the same gradients would have sent, and
     `wire_bytes` what was sent; of that, `shared_bytes` went through memory that the ranks of a host
-    share. encode_s, wait_s and decode_s are of the engine's thread, which works beside backward;
+    share. encode_s, wait_s and decode_s are of the engine, which works beside backward;
     `exposed_s` is how long backward() had to wait for it at its end. In shared memory, decode_s has
     also the second encoding, that of sums. On a CUDA device these are the times of the host, which
     issues work and does not wait for it.

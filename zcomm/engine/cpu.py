@@ -102,8 +102,7 @@ class CpuRunner:
         if not shares and job.chunks and job.chunks[0].hops is not None:
             self._transport.connect_late()
         running = self._running[job] = _Running(job, self.pipeline.stages(job), shares)
-        if isinstance(job.begun, Check):
-            running.check = job.begun
+        running.check, job.begun = job.begun, None  # the check has the job, too
         self._starting.append(running)
 
     def _next_step(self, inbox: Inbox) -> Callable[[], None] | None:

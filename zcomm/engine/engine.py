@@ -86,8 +86,12 @@ class Engine:
         try:
             if not self.runner.run_here(job):
                 return job
-        except BaseException as error:
+        except Exception as error:
             return Failed(job, error)
+        except BaseException as error:  # Ctrl-C: nobody knows how far the job has come
+            stopped = RuntimeError(f"zcomm: {job.what} was interrupted ({type(error).__name__})")
+            self._inbox.put(Failed(job, stopped))
+            raise
         job.complete()
         return None
 

@@ -115,7 +115,7 @@ class HostRunner:
             self._ring.expect(end.seen)
         if end.refused is not None:
             raise self.pipeline.refused(place, job.chunks[end.chunk], *end.refused)
-        self.pipeline.count_whole(job, native.sent_nbytes(job))
+        self.pipeline.count_whole(job, native.sent_nbytes(job, end))
 
     @contextmanager
     def _failures(self, job: Job, where: Callable[[], str]) -> Iterator[None]:

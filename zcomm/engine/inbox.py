@@ -63,9 +63,9 @@ class Inbox:
         return job
 
     def finish(self, job: Job | Marker) -> None:
-        self.unfinished.remove(job)
         self._finished += 1
-        job.complete()
+        job.complete()  # if it raises, the job is among those that fail
+        self.unfinished.remove(job)
 
     def drain(self) -> list[Job | Marker]:
         """Everything that is not finished."""

@@ -46,5 +46,5 @@ class Native(Protocol):
     def place(self, job: Job, end: End) -> str:
         """Where it ended, for errors."""
 
-    def sent_nbytes(self, job: Job) -> int:
+    def sent_nbytes(self, job: Job, end: End) -> int:
         """What the peers read of this rank's memory."""

@@ -11,7 +11,7 @@ import torch
 
 from zcomm import kernels
 from zcomm.codecs import Codec
-from zcomm.engine.job import Job, Memory
+from zcomm.engine.job import ALL_REDUCE, Job, Memory
 from zcomm.engine.native import End
 from zcomm.engine.pipeline import Pipeline
 from zcomm.kernels.cpu import CpuKernels
@@ -46,8 +46,13 @@ class Plain(NamedTuple):
     def place(self, job: Job, end: End) -> str:
         return f"{job.what}, part {end.chunk + 1} of {end.chunks}"
 
-    def sent_nbytes(self, job: Job) -> int:
+    def sent_nbytes(self, job: Job, end: End) -> int:
         itemsize = _WIRE_DTYPES[self.codec.name].itemsize
+        if (
+            job.collective == ALL_REDUCE and end.begun is not None
+        ):  # one exchange: peers read it all
+            wire = job.chunks[0].wire
+            return itemsize * int(wire.numel) * (wire.peers - 1)
         return itemsize * job.chunks.totals.numel(*job.collective)
 
 

@@ -6,6 +6,9 @@ pipeline's steps. Both put the same bytes into a parcel.
 
 from typing import Any, NamedTuple, Protocol
 
+import torch
+from torch import Tensor
+
 from zcomm.engine.coded import Coded, coded_of
 from zcomm.engine.job import ALL_REDUCE, Job
 from zcomm.engine.native import Refused
@@ -28,6 +31,7 @@ class Small(Protocol):
 class _Native(NamedTuple):
     job: Job
     coded: Coded
+    room: Tensor  # its own: the pipeline's is for other chunks while parcels are under way
     native: Any
     pipeline: Pipeline
 
@@ -70,5 +74,6 @@ def small_of(job: Job, world_size: int, pipeline: Pipeline) -> Small | None:
         slot = ParcelSlot(job.chunks[0])
         return _Steps(Transit(job, 0, slot, ()), slot, pipeline)
     coded = coded._replace(is_small=job.collective == ALL_REDUCE)
-    call = cpu.call(*job.collective)
-    return _Native(job, coded, coded.native(job, call, pipeline), pipeline)
+    room = coded.room(job, lambda n: torch.empty(n, dtype=torch.float32, device="cpu"))
+    native = coded.native(job, cpu.call(*job.collective), room, pipeline)
+    return _Native(job, coded, room, native, pipeline)

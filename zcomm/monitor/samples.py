@@ -42,7 +42,7 @@ class Sample:
     step_s         wall time from the end of one backward() to the end of the next
     raw_bytes      what an uncompressed run would have sent; wire_bytes: what was sent; of that,
                    shared_bytes went through memory that the ranks of a host share
-    encode_s, wait_s, decode_s   of the engine's thread, which runs alongside backward()
+    encode_s, wait_s, decode_s   of the engine, which runs alongside backward()
     exposed_s      how long backward() waited for the engine at its end
     memory         at this moment
 

@@ -332,8 +332,8 @@ class Chunks(tuple[Chunk, ...]):
         return cpu.strips(list(owned.values()))
 
     @cached_property
-    def coded(self) -> Any:
-        """The layouts of each chunk, with one hop; not of fp64."""
+    def native(self) -> Any:
+        """The layouts of each chunk, for native code; with one hop, not of fp64."""
         layouts: Any = ((chunk.wire, chunk.own) for chunk in self)
         return cpu.coded_chunks(self[0].index, self[0].wire.peers, layouts)
 
@@ -350,7 +350,7 @@ class Chunks(tuple[Chunk, ...]):
 
     @cached_property
     def own_parts(self) -> Any:
-        """The same, chunk by chunk."""
+        """What this rank owns of each chunk, packed."""
         parts: Any = ((chunk.own, chunk.shard_offset) for chunk in self)
         return cpu.owned_parts(parts)
 

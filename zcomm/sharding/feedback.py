@@ -44,11 +44,17 @@ class Feedback:
             call = f"{call} on {device}"
         if self._bound is None:
             store = ResidualStore(self.dtype, device, hosts=hosts, record_stream=record_stream)
-            self._bound = _Bound(call, store, store.bind(chunks, rank, lambda item: self.mode)[0])
+            bound = store.bind(chunks, rank, lambda item: self.mode)[0]
+            self._bound = _Bound(call, chunks, store, bound)
         if self._bound.call != call:
             raise ValueError(
                 f"feedback: expected the call that it was first used with ({self._bound.call}), "
                 f"got {call}; use one zcomm.Feedback() for each tensor"
+            )
+        if not _are_equal(self._bound.made_for, chunks):
+            raise ValueError(
+                "feedback: expected the group that it was first used with, got one of other ranks "
+                "or over another transport; use one zcomm.Feedback() for each tensor and group"
             )
         return self._bound.chunks
 
@@ -76,8 +82,18 @@ class _Bound(NamedTuple):
     """The call that a Feedback belongs to, and its residuals."""
 
     call: str
+    made_for: Sequence[Chunk]
     store: ResidualStore
     chunks: BoundFeedback
+
+
+def _are_equal(one: Sequence[Chunk], other: Sequence[Chunk]) -> bool:
+    if one is other:
+        return True
+    layouts = zip(one, other)
+    return len(one) == len(other) and all(
+        (a.wire, a.own, a.coded.wire) == (b.wire, b.own, b.coded.wire) for a, b in layouts
+    )
 
 
 def checked_decay(decay: object) -> float:

@@ -36,7 +36,7 @@ _CPU = torch.device("cpu")
 
 
 class Channel:
-    """One process group. Collectives are issued by one thread, in the same order on all ranks."""
+    """One process group. One thread at a time issues its collectives, in one order on all ranks."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make

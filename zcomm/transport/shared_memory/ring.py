@@ -85,7 +85,8 @@ def chunk_size(world_size: int) -> ChunkSize:
 class Ring:
     """The ring of some ranks of a group that are all on one host. Ranks are those of the group.
 
-    One thread uses it. Every wait ends at `deadline_s`.
+    One thread at a time uses it: the engine's or, under the engine's lock, a caller's. Every wait
+    ends at `deadline_s`.
     """
 
     def __init__(
