@@ -5,6 +5,7 @@
 #include "cpu/encode.h"
 #include "python/bind_device.h"
 #include "cuda/driver.h"
+#include "python/kernel_calls.h"
 #include "python/layout_rows.h"
 #include "python/ring.h"
 
@@ -17,17 +18,11 @@ T* pointer(std::uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-const zcomm::Kernels* kernels(int isa) {
-  const zcomm::Kernels* found = zcomm::kernels_for(isa);
-  if (!found) throw py::value_error("this build or processor does not have the instruction set");
-  return found;
-}
-
 void encode(const zcomm::Layout& layout, int isa, int threads, std::uintptr_t grad, int grad_dtype,
             double prescale, std::uintptr_t residual_in, std::uintptr_t residual_out,
             int residual_dtype, std::uintptr_t wire, bool verify, bool keep_idle) {
   const zcomm::EncodeArgs args{&layout,
-                               kernels(isa),
+                               zcomm::chosen_kernels(isa),
                                threads,
                                pointer<const std::uint8_t>(grad),
                                static_cast<zcomm::GradType>(grad_dtype),
@@ -42,16 +37,12 @@ void encode(const zcomm::Layout& layout, int isa, int threads, std::uintptr_t gr
   zcomm::encode(args);
 }
 
-// The refused wire, the message, and the frame or segment at fault.
-using Refused =
-    std::tuple<int, std::string, std::optional<std::size_t>, std::optional<std::size_t>>;
-
-std::optional<Refused> decode_sum(const zcomm::Layout& layout, int isa, int threads,
-                                  const std::vector<std::uintptr_t>& wires, std::uintptr_t out,
-                                  bool verify, bool apart) {
+std::optional<zcomm::Refused> decode_sum(const zcomm::Layout& layout, int isa, int threads,
+                                         const std::vector<std::uintptr_t>& wires,
+                                         std::uintptr_t out, bool verify, bool apart) {
   static_assert(sizeof(std::uintptr_t) == sizeof(const std::uint8_t*));
   const zcomm::DecodeArgs args{&layout,
-                               kernels(isa),
+                               zcomm::chosen_kernels(isa),
                                threads,
                                reinterpret_cast<const std::uint8_t* const*>(wires.data()),
                                apart ? 1 : static_cast<int>(wires.size()),
@@ -61,7 +52,7 @@ std::optional<Refused> decode_sum(const zcomm::Layout& layout, int isa, int thre
   const py::gil_scoped_release release;
   const auto fault = zcomm::decode_sum(args);
   if (!fault) return std::nullopt;
-  return Refused{fault->wire, fault->message, fault->frame, fault->segment};
+  return zcomm::refused(*fault);
 }
 
 template <class Has>

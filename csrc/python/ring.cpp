@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "python/kernel_calls.h"
 #include "shm/coded.h"
 #include "shm/plain.h"
 
@@ -77,7 +78,7 @@ End run_plain(Ring& ring, const Call& call, int isa, int codec, double prescale,
               const Strips& strips, const AddressAndType& source, const AddressAndType& target,
               const Strips& own, const AddressAndType& own_at, bool accumulate) {
   const PlainJob job{call,
-                     kernels_for(isa),
+                     chosen_kernels(isa),
                      static_cast<std::uint8_t>(codec),
                      static_cast<float>(prescale),
                      &strips.all,
@@ -133,16 +134,10 @@ Tables make_tables(const std::vector<std::tuple<std::uintptr_t, std::uintptr_t, 
   return made;
 }
 
-// The refused wire, the message, and the frame or segment at fault.
-using Refused =
-    std::tuple<int, std::string, std::optional<std::size_t>, std::optional<std::size_t>>;
-
-// With the owner whose frames were summed then.
-std::optional<std::pair<Refused, std::optional<int>>> refused(
-    const std::optional<Refusal>& refusal) {
+// A refused wire, and the owner whose frames were summed then.
+std::optional<std::pair<Refused, std::optional<int>>> told(const std::optional<Refusal>& refusal) {
   if (!refusal) return std::nullopt;
-  const Fault& fault = refusal->fault;
-  return {{{fault.wire, fault.message, fault.frame, fault.segment}, refusal->summed}};
+  return {{refused(refusal->fault), refusal->summed}};
 }
 
 CodedJob make_job(const Call& call, int isa, int threads, double prescale, bool verify,
@@ -151,7 +146,7 @@ CodedJob make_job(const Call& call, int isa, int threads, double prescale, bool 
                   const OwnedParts* small, std::uintptr_t frames, const Tables* sent,
                   const Tables* summed) {
   return {call,
-          kernels_for(isa),
+          chosen_kernels(isa),
           threads,
           prescale,
           verify,
@@ -196,7 +191,7 @@ void bind_ring(py::module_& m) {
           const py::gil_scoped_release release;
           refusal = take(parcels, job);
         }
-        return refused(refusal);
+        return told(refusal);
       });
   py::class_<Ring>(m, "Ring")
       .def(py::init(&make_ring))
@@ -227,7 +222,7 @@ void bind_ring(py::module_& m) {
           const py::gil_scoped_release release;
           outcome = run(ring, job);
         }
-        return std::pair(ended(outcome.end), refused(outcome.refused));
+        return std::pair(ended(outcome.end), told(outcome.refused));
       });
 }
 
