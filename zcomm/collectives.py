@@ -4,8 +4,8 @@ reduce_scatter   all-to-all of encoded runs, then one sum in rank order at each 
 all_gather       every rank encodes what it has and sends it to all; it decodes its own, too
 all_reduce       the first, then the second with the owner's mean
 
-With a Hierarchy in place of a codec, the first sums inside each host and then between hosts; the
-second takes the same way back.
+Where several hosts have several ranks, the first sums inside each host and then between hosts; the
+second takes the same way back. A Hierarchy in place of a codec says how.
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ from zcomm.sharding.chunks import (
     make_chunks,
 )
 from zcomm.sharding.feedback import Feedback
-from zcomm.sharding.hierarchy import Hierarchy, Hosts
+from zcomm.sharding.hierarchy import FOUND, Hierarchy, Hosts
 from zcomm.sharding.owners import even_bounds, owner_bounds
 from zcomm.torch_private.c10d import known_groups
 from zcomm.transport import channels
-from zcomm.transport.handshake import Caller, meet
+from zcomm.transport.handshake import Caller, grouping, meet
 
 _COLLECTIVES = {
     "all_reduce": ALL_REDUCE,
@@ -210,11 +210,12 @@ class _Call:
     def _submit(self, data: JobData, bounds: tuple[int, ...], awaited: bool) -> Job:
         source, numel = data.source, max(data.source.numel(), data.target.numel())
         engine, streams, hosts = self.engine(source.device)
-        two_hops = TwoHops(hosts, self.hierarchy.local_codec) if self.hierarchy and hosts else None
+        hierarchy = self.hierarchy or FOUND
+        two_hops = TwoHops(hosts, hierarchy.local_codec) if hosts else None
         raw = source.dtype is torch.float64
         size = engine.chunk_size(best_chunk_size(self.world_size))
         chunks = _chunks(self.codec, bounds, self.rank, size, raw, two_hops)
-        spec = repr(self.codec.spec) if two_hops is None else f"{self.hierarchy}"
+        spec = repr(self.codec.spec) if self.hierarchy is None else f"{self.hierarchy}"
         call = f"{self.name}(codec={spec}, op={self.op!r}, verify={self.verify}) of "
         call += f"{numel} {source.dtype} elements"
         bound, mode = None, "none"
@@ -232,28 +233,34 @@ class _Call:
 
     def engine(self, device: torch.device) -> _GroupEngine:
         """The engine of the group, made at its first use: all ranks of the group take part."""
-        hops = "one hop" if self.hierarchy is None else f"hosts={self.hierarchy.hosts}"
+        hops = _hops(self.hierarchy, device)
         key = self.group or dist.group.WORLD, device, hops
         if key not in _engines:
             _forget_old_groups()
-            if self.hierarchy is not None:
+            if hops != _hops(None, device):
                 self._agree_on(hops, device)
             streams, timeout_s = streams_of(device), channels.group_timeout_s(self.group, device)
             caller = Caller(self.name, self.group, timeout_s)
-            name, hosts = meet({"hierarchy": hops}, self.hierarchy, caller, self.rank)
+            name, hosts = meet({"hierarchy": hops}, self.hierarchy, caller, self.rank, device)
             engine = make_engine(caller, name, streams, hosts=hosts)
             _engines[key] = _GroupEngine(engine, streams, hosts)
         return _engines[key]
 
     def _agree_on(self, hops: str, device: torch.device) -> None:
-        """Checks that all ranks make this call, with the engine of one hop, which they all have or
-        make. A rank that calls something else would never come to make the new engine."""
+        """Checks that all ranks make this call, with the engine of a codec alone, which they all
+        have or make. A rank that calls something else would never come to make the new engine."""
         flat = _Call(self.name, self.codec, self.group, self.feedback, self.op, self.verify)
         data = JobData(torch.empty(0, device=device), torch.empty(0, device=device))
         what, signature = f"{self.name} with hosts", f"{self.name} with {hops}"
         job = Job(what, REDUCE_SCATTER, Chunks(), data, signature=signature)
         flat.engine(device).engine.submit(job)
         Work(job).wait()
+
+
+def _hops(hierarchy: Hierarchy | None, device: torch.device) -> str:
+    """How ranks are grouped: calls with the same have one engine."""
+    grouped = grouping(hierarchy, device)
+    return "one hop" if grouped is None else f"hosts={grouped.hosts}"
 
 
 @lru_cache(maxsize=64)

@@ -50,15 +50,27 @@ def both_in_one_hop(rank: int, world_size: int, spec: str, with_feedback: bool) 
 
 
 def both_in_two_hops(rank: int, world_size: int, spec: str, with_feedback: bool) -> list[bool]:
-    hosts = Hosts([[0, 1], [2, 3]], rank)
-    groups = [dist.new_group(list(ranks)) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))]
-    mine = groups[hosts.host], groups[2 + hosts.local]
+    return both_over([[0, 1], [2, 3]], rank, spec, with_feedback)
+
+
+def both_over_unlike_hosts(
+    rank: int, world_size: int, spec: str, with_feedback: bool
+) -> list[bool]:
+    return both_over([[0, 1, 3], [2]], rank, spec, with_feedback)
+
+
+def both_over(table: list[list[int]], rank: int, spec: str, with_feedback: bool) -> list[bool]:
+    every = [Hosts(table, r) for r in range(4)]
+    columns = sorted({tuple(sorted(hosts.column)) for hosts in every})
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in [*map(tuple, table), *columns]}
+    hosts = every[rank]
+    mine = groups[hosts.neighbours], groups[tuple(sorted(hosts.column))]
     feedback = zcomm.Feedback() if with_feedback else None
     residuals = zeros() if with_feedback else None
     same = []
     for step in range(STEPS):
         ours, reference = gradient(rank, step), gradient(rank, step)
-        zcomm.all_reduce(ours, Hierarchy("int8", spec, hosts=2), feedback=feedback)
+        zcomm.all_reduce(ours, Hierarchy("int8", spec, hosts=table), feedback=feedback)
         all_reduce_two_hops(reference, codec("int8"), codec(spec), hosts, mine, residuals)
         same.append(torch.equal(ours.view(torch.int32), reference.view(torch.int32)))
     return same
@@ -69,7 +81,11 @@ CASES += [(spec, False) for spec in SPECS if not codec(spec).needs_feedback]
 
 
 @pytest.mark.parametrize(("spec", "with_feedback"), CASES)
-@pytest.mark.parametrize("run", [both_in_one_hop, both_in_two_hops], ids=["one hop", "two hops"])
+@pytest.mark.parametrize(
+    "run",
+    [both_in_one_hop, both_in_two_hops, both_over_unlike_hosts],
+    ids=["one hop", "two hops", "unlike hosts"],
+)
 def test_the_engine_gives_the_same_bits(
     four_ranks: World, run: object, spec: str, with_feedback: bool
 ) -> None:

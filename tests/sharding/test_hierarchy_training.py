@@ -209,7 +209,11 @@ def test_dead_rank_is_named_by_all_others() -> None:
 
 def bytes_between_hosts(rank: int, world_size: int) -> dict[str, dict[str, float]]:
     """The bytes that leave this host per rank, with one hop and with two."""
-    ways: dict[str, Any] = {"one": "lm4", "two": Hierarchy("int8", "lm4")}
+    ways: dict[str, Any] = {
+        "one": Hierarchy(across="lm4", hosts=1),
+        "two": Hierarchy("int8", "lm4"),
+        "by itself": "lm4",
+    }
     return {name: {k: sent(way(codec)) for k, codec in ways.items()} for name, way in WAYS.items()}
 
 
@@ -257,3 +261,4 @@ def test_half_of_the_bytes_cross_between_two_hosts_of_two_ranks() -> None:
     for found in hosts.run(4, bytes_between_hosts, hosts=2, rate="1gbit"):
         for name, nbytes in found.items():
             assert 0.45 < nbytes["two"] / nbytes["one"] < 0.55, name
+            assert 0.45 < nbytes["by itself"] / nbytes["one"] < 0.55, name

@@ -5,6 +5,7 @@ order, and the mean is encoded once more for everyone. Every rank, the owner too
 bytes. The tests compare the engine with these two functions bit for bit, for every codec.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -47,27 +48,39 @@ def all_reduce_two_hops(
 ) -> None:
     """The same, summed inside each host first. `groups` are this host's ranks, and its column's."""
     (local, across), (sent, owned) = groups, residuals or (None, None)
-    pieces = [(hosts.position(owner), a, b) for owner, a, b in _pieces(x, codec)]
-    first = Layout([Segment(local_codec, b - a, a, at.local) for at, a, b in pieces])
-    wire = first.encode(x, prescale=1 / dist.get_world_size(), keep_idle=True)
-    sums = _sum_of_owned(first, wire, hosts.local, local)
+    rank, ranks, here = dist.get_rank(), dist.get_world_size(), sorted(hosts.neighbours)
+    pieces = [(owner, hosts.deputy(owner, hosts.host), a, b) for owner, a, b in _pieces(x, codec)]
+    if hosts.is_alone:
+        sums = x / ranks
+    else:
+        first = Layout([Segment(local_codec, b - a, a, here.index(d)) for _, d, a, b in pieces])
+        wire = first.encode(x, prescale=1 / ranks, keep_idle=True)
+        sums = _sum_of_owned(first, wire, here.index(rank), local)
 
+    # A layout for each rank of this host: a frame for each owner whose deputy it is.
+    owners = {n: sorted(hosts.deputy_for(n)) for n in here}
     columns = [
         Layout(
-            [Segment(codec, b - a, a, at.host) for at, a, b in pieces if at.local == n], len(hosts)
+            [Segment(codec, b - a, a, owners[n].index(o)) for o, d, a, b in pieces if d == n],
+            len(owners[n]),
         )
-        for n in range(len(hosts.neighbours))
+        for n in here
     ]
-    column = columns[hosts.local].segments
-    starts = accumulate((s.numel for s in column), initial=0)  # where they lie in the sums
+    mine = columns[here.index(rank)]
+    starts = accumulate((s.numel for s in mine.segments), initial=0)  # where they lie in the sums
     second = Layout(
-        [Segment(codec, s.numel, at, s.peer) for s, at in zip(column, starts)], len(hosts)
+        [Segment(codec, s.numel, at, s.peer) for s, at in zip(mine.segments, starts)], mine.peers
     )
+    own = owners[rank].index(rank)
     wire = second.encode(sums, sent, keep_idle=True)
-    mean = _sum_of_owned(second, wire, hosts.host, across)
-    frame = second.for_peer(hosts.host).encode(mean, owned, keep_idle=True)
+    to, sources = dict(zip(owners[rank], second.frame_nbytes)), sorted(hosts.sources)
+    sending = [to.get(r, 0) for r in sorted(hosts.column)]
+    back = [to[rank] if r in sources else 0 for r in sorted(hosts.column)]
+    received = _all_to_all(wire, sending, back, across).view(len(sources), -1)
+    mean = second.for_peer(own).decode_sum(received)
+    frame = second.for_peer(own).encode(mean, owned, keep_idle=True)
 
-    frames = _all_gather(frame, second.frame_nbytes, across)
+    frames = _all_to_all(frame.repeat(len(sources)), back, sending, across)
     sizes = tuple(layout.wire_nbytes for layout in columns)
     wires = torch.split(_all_gather(frames, sizes, local), list(sizes))
     for layout, part in zip(columns, wires):
@@ -86,15 +99,19 @@ def _pieces(x: Tensor, codec: Codec) -> list[tuple[int, int, int]]:
 def _sum_of_owned(layout: Layout, wire: Tensor, own: int, group: Any = None) -> Tensor:
     """All-to-all: each peer gets its frame from every rank, and sums them in rank order."""
     nbytes, ranks = layout.frame_nbytes[own], layout.peers
-    received = torch.empty(ranks * nbytes, dtype=torch.uint8)
-    sizes = [nbytes] * ranks
-    dist.all_to_all_single(received, wire, sizes, list(layout.frame_nbytes), group=group)
+    received = _all_to_all(wire, layout.frame_nbytes, [nbytes] * ranks, group)
     return layout.for_peer(own).decode_sum(received.view(ranks, nbytes))
 
 
 def _all_gather(frame: Tensor, nbytes: tuple[int, ...], group: Any = None) -> Tensor:
     """Every rank's bytes, of these sizes, in rank order."""
-    everyone = torch.empty(sum(nbytes), dtype=torch.uint8)
-    sizes = [frame.numel()] * len(nbytes)
-    dist.all_to_all_single(everyone, frame.repeat(len(nbytes)), list(nbytes), sizes, group=group)
-    return everyone
+    return _all_to_all(frame.repeat(len(nbytes)), [frame.numel()] * len(nbytes), nbytes, group)
+
+
+def _all_to_all(
+    send: Tensor, sending: Sequence[int], arriving: Sequence[int], group: Any = None
+) -> Tensor:
+    """Bytes for each rank of a group, and from each, in rank order."""
+    out = torch.empty(sum(arriving), dtype=torch.uint8)
+    dist.all_to_all_single(out, send, list(arriving), list(sending), group=group)
+    return out

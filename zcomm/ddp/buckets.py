@@ -73,6 +73,8 @@ class Buckets:
         self.named, self.settings = named, settings
         self.rank, self.world_size = rank, world_size
         self.two_hops = settings.two_hops(feedback.hosts)
+        hosts = feedback.hosts
+        self._owners = range(world_size) if hosts is None else hosts.owners
         self.items = items_of(named, settings, world_size)
         self.feedback = feedback
         self.sink: Sink | None = None
@@ -112,7 +114,8 @@ class Buckets:
         """Makes residuals for every parameter, also for those no bucket has brought yet."""
         for item in self.items.values():
             if self._mode(item) and self.named[item.key].dtype is not torch.float64:
-                self.feedback.hold([item], self.rank, gather=not self._goes_to_sink(item.key))
+                gather = not self._goes_to_sink(item.key)
+                self.feedback.hold([item], self.rank, gather, self._owners)
 
     def _make_parts(self, bucket: Any, buffer: Tensor, warming_up: bool) -> list[Part]:
         shared: list[Item] = []

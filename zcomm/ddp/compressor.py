@@ -110,7 +110,7 @@ class DdpCompressor(Compressor):
         if self.world_size > 1:
             expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
         caller = self.caller(self._what, self.group)
-        return meet(mine, self.settings.hierarchy, caller, self.rank)
+        return meet(mine, self.settings.hierarchy, caller, self.rank, self.device)
 
     @property
     def sink(self) -> Sink | None:

@@ -1,5 +1,6 @@
 """Frames: a chunk's bytes in the memory of a slot, and the all-to-all of each hop."""
 
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import torch
@@ -40,7 +41,7 @@ class Slot:
 
     def received(self, frames: "Frames") -> list[Tensor]:
         rows, nbytes = frames.rows, frames.chunk.own_nbytes
-        return [rows[i * nbytes : (i + 1) * nbytes] for i in range(frames.chunk.wire.peers - 1)]
+        return [rows[i * nbytes : (i + 1) * nbytes] for i in range(len(frames.chunk.sources) - 1)]
 
     def gathered(self, frames: "Frames", own: bool) -> Tensor | list[Tensor]:
         return frames.wire if own else frames.others
@@ -97,8 +98,7 @@ class TwoSlots:
         for r, nbytes in self._hops.columns.items():
             mine = r == self._ring.rank
             column = self.between.wire[:nbytes] if mine else self._column(r, nbytes)
-            ranks = len(frames.chunk.senders) // len(self._hops.columns)
-            found += torch.split(column, [next(sizes) for _ in range(ranks)])
+            found += torch.split(column, list(islice(sizes, self._hops.column_ranks[r])))
         return found if own else found[:-1]
 
     def _column(self, rank: int, nbytes: int) -> Tensor:
@@ -162,7 +162,7 @@ def to_all(frames: Frames) -> Exchange:
     chunk, sent = frames.chunk, frames.own
     if chunk.needs_rows(reduce=False):
         sent = frames.rows
-        sent.view(chunk.wire.peers - 1, chunk.own_nbytes).copy_(frames.own)
+        sent.view(len(chunk.sources) - 1, chunk.own_nbytes).copy_(frames.own)
     return Exchange(frames.others, sent, chunk.frame_splits, chunk.row_splits)
 
 

@@ -55,10 +55,9 @@ class Coder:
 
     def decode_sum(self, transit: Transit, frames: Frames, layout: Any, out: Tensor) -> Tensor:
         """The sum of this rank's frame from every rank."""
-        ranks = sorted(frames.chunk.senders)  # the order in which frames are received
 
         def sender(error: WireError) -> int | None:
-            return None if error.wire_index is None else ranks[error.wire_index]
+            return None if error.wire_index is None else frames.chunk.sources[error.wire_index]
 
         with self._refusals(transit, layout, sender) as faults:
             layout.decode_sum(

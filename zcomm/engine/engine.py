@@ -27,7 +27,7 @@ from zcomm.sharding.hierarchy import Hosts
 from zcomm.transport.channels import Transport
 from zcomm.transport.gloo_threads import let_gloo_finish
 from zcomm.transport.handshake import Caller
-from zcomm.transport.shared_memory.ring import Ring
+from zcomm.transport.shared_memory.ring import Ring, hops_chunk_size
 
 # How long stop() waits for the chunk in progress.
 _STOP_S = 10.0
@@ -124,6 +124,8 @@ class Engine:
     def chunk_size(self, wanted: ChunkSize) -> ChunkSize:
         """How much a chunk may hold: of what is wanted, as much as fits into a slot."""
         ring = self.transport.ring
+        if self.transport.across is not None:
+            return wanted.within(hops_chunk_size(self.transport.world_size))
         return wanted.within(ring.chunk_size) if isinstance(ring, Ring) else wanted
 
     @torch.inference_mode()

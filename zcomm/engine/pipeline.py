@@ -83,22 +83,23 @@ class Pipeline:
         return tuple(stages[0 if reduce else half : None if gather else half])
 
     def _four_stages(self, prepare: Callable[[Transit], None], share: bool) -> list[Stage]:
-        """Two hops, there and back. Ranks that share memory send nothing inside a host."""
+        """Two hops, there and back. Ranks that share memory send nothing inside a host; one that is
+        alone there has only the hops between hosts."""
         local, across = self._transport.local, self._transport.across
-        assert local is not None
         assert across is not None
         there, back = across
+        to_owners, to_all = self._over(there, _to_owners), self._over(back, _to_all)
+        if local is None:
+            return [
+                Stage("reduce-scatter between hosts", there, self.encode_alone, to_owners),
+                Stage("all-gather between hosts", back, prepare, to_all),
+            ]
         publish = self._publish if share else self._over(local.reduce, _to_neighbours)
         forward = self._share_column if share else self._over(local.gather, self.forward)
         return [
             Stage("reduce-scatter inside a host", local.reduce, self.encode_local, publish),
-            Stage(
-                "reduce-scatter between hosts",
-                there,
-                self.encode_across,
-                self._over(there, _to_owners),
-            ),
-            Stage("all-gather between hosts", back, prepare, self._over(back, _to_all)),
+            Stage("reduce-scatter between hosts", there, self.encode_across, to_owners),
+            Stage("all-gather between hosts", back, prepare, to_all),
             Stage("all-gather inside a host", local.gather, lambda t: None, forward),
         ]
 
@@ -210,6 +211,10 @@ class Pipeline:
     def encode(self, transit: Transit) -> None:
         """The caller's tensor, each owner's frame for that owner."""
         self._encode_source(transit, transit.whole, transit.sent)
+
+    def encode_alone(self, transit: Transit) -> None:
+        """The same for a rank that is alone on its host: what it has is its host's sum."""
+        self._encode_source(transit, transit.coded, transit.sent)
 
     def encode_local(self, transit: Transit) -> None:
         """The caller's tensor, for the ranks of this host; without feedback."""

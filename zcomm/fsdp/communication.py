@@ -26,7 +26,7 @@ from zcomm.torch_private.fsdp import AllGather, ReduceScatter
 
 def compress(
     model: Any,
-    codec: Codecs = "lm4",
+    codec: Codecs | Hierarchy = "lm4",
     param_codec: Codecs | None = None,
     *,
     feedback: bool | float | None = None,
@@ -43,7 +43,7 @@ def compress(
     All ranks call it after the last fully_shard and before training. The shards that the optimizer
     updates are never encoded.
 
-    codec           of the gradients: a spec, or a dict of name patterns and specs
+    codec           of the gradients: a spec, a dict of name patterns and specs, or a Hierarchy
     param_codec     of the parameters when forward and backward gather them; None: exact
     feedback        error feedback: None (the codec's best), True, False, or a decay from 0 to 1
     start_step      earlier steps are uncompressed
@@ -55,10 +55,10 @@ def compress(
                     rank keeps residuals of the whole model
     threads         threads for the codecs; None: torch's number
     """
-    if isinstance(codec, Hierarchy) or isinstance(param_codec, Hierarchy):
+    if isinstance(param_codec, Hierarchy):
         raise TypeError(
-            "zcomm.fsdp.compress: expected a codec or patterns, got a Hierarchy: FSDP2 has one hop "
-            "here; use fully_shard with a 2-D mesh (HSDP) to keep collectives inside hosts"
+            "zcomm.fsdp.compress: expected param_codec as a codec or patterns, got a Hierarchy: "
+            "give that as codec=; parameters then take the same way"
         )
     of_gradients = Settings(
         codec,

@@ -24,11 +24,12 @@ from zcomm.engine.streams import streams_of
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.routes import ModuleRoutes
 from zcomm.sharding.chunks import ChunkSize
+from zcomm.sharding.hierarchy import Hosts, announced, met_hosts
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
 from zcomm.transport import channels
-from zcomm.transport.handshake import agree, fresh_name
+from zcomm.transport.handshake import agree, fresh_name, grouping
 from zcomm.transport.restarts import expect_fresh_store
 
 
@@ -42,13 +43,14 @@ class FsdpCompressor(Compressor):
         self.modules, self.param_settings = modules, param_settings
         self.device = modules[0].device
         self._engines: dict[tuple[int, ...], Engine] = {}
+        self._hosts: dict[tuple[int, ...], Hosts | None] = {}
         self.feedback = ResidualStore(
             settings.residual_storage,
             self.device,
             record_stream=partial(_record_stream, self._engines),
         )
         self.routes = ModuleRoutes(
-            modules, settings, param_settings, self.feedback, self._chunk_size
+            modules, settings, param_settings, self.feedback, self._chunk_size, self.hosts
         )
         self._task = -1  # the backward() in progress
         self._reducing: deque[Job] = deque()  # reduce-scatters that nobody has waited for
@@ -69,14 +71,18 @@ class FsdpCompressor(Compressor):
                 self.caller("zcomm.fsdp.compress", group) for group in groups if group is not None
             ]
             first = module.replica * module.world_size
-            everyone = agree(mine, callers, first + module.rank, {"name": fresh_name()})
+            said = {**announced(), "name": fresh_name()}
+            everyone = agree(mine, callers, first + module.rank, said)
             if module.world_size > 1:
+                group = module.process_group
+                ours = everyone[first : first + module.world_size]
+                grouped = grouping(self.settings.hierarchy, self.device)
+                hosts = self._hosts[ranks] = met_hosts(grouped, ours, group, module.rank)
                 # A side stream for each group: on a shared one, hops of two groups would wait for
                 # each other, on another rank in another order.
                 streams = streams_of(self.device)
-                self._engines[ranks] = self._make_engine(
-                    callers[0], everyone[first]["name"], streams
-                )
+                name = everyone[first]["name"]
+                self._engines[ranks] = self._make_engine(callers[0], name, streams, hosts)
 
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""
@@ -100,6 +106,10 @@ class FsdpCompressor(Compressor):
 
     def engine(self, module: ShardedModule) -> Engine:
         return self._engines[self._ranks(module)]
+
+    def hosts(self, module: ShardedModule) -> Hosts | None:
+        """Where the ranks of its process group are, if chunks make two hops."""
+        return self._hosts.get(self._ranks(module))
 
     def _chunk_size(self, module: ShardedModule) -> ChunkSize:
         return self.engine(module).chunk_size(self.settings.chunk_size(module.world_size))

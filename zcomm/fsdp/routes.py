@@ -12,6 +12,7 @@ import torch
 from zcomm.codecs import Codec
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.sharding.chunks import Chunks, ChunkSize, Item, make_chunks
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.residual_store import BoundFeedback, Mode, ResidualStore
 from zcomm.sharding.settings import EXACT, PLAIN, Settings
 
@@ -34,10 +35,11 @@ class ModuleRoutes:
         param_settings: Settings | None,
         feedback: ResidualStore,
         chunk_size: Callable[[ShardedModule], ChunkSize],
+        hosts: Callable[[ShardedModule], Hosts | None],
     ) -> None:
         self.modules, self.settings, self.param_settings = modules, settings, param_settings
         self.feedback = feedback
-        self._chunk_size = chunk_size
+        self._chunk_size, self._hosts = chunk_size, hosts
         self._made: dict[tuple[object, ...], ModuleRoute] = {}
 
     def reduce(
@@ -72,7 +74,8 @@ class ModuleRoutes:
         items = module.items(parameters, codecs)
         size = self._chunk_size(module)
         raw = dtype is torch.float64
-        chunks = make_chunks(items, module.rank, module.world_size, size, raw)
+        two_hops = self.settings.two_hops(self._hosts(module))
+        chunks = make_chunks(items, module.rank, module.world_size, size, raw, two_hops)
         bound = None
         if fed_back and any(self.settings.mode(used) for used in codecs):
             bound = self.feedback.bind(chunks, module.rank, self._mode, gather=False)[0]
@@ -96,7 +99,9 @@ class ModuleRoutes:
         """Makes all residuals: what they take is known before training."""
         for module, p in self.fed_back():
             items = module.items([p], [self.codec(p)])
-            self.feedback.hold(filter(self._mode, items), module.rank, gather=False)
+            hosts = self._hosts(module)
+            owners = range(module.world_size) if hosts is None else hosts.owners
+            self.feedback.hold(filter(self._mode, items), module.rank, False, owners)
 
     def fed_back(self) -> list[tuple[ShardedModule, ShardedParameter]]:
         """The parameters that have residuals."""

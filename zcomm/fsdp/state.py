@@ -34,7 +34,7 @@ class ParameterResidual:
         self.whole_numel, self.dtype = p.numel, storage.dtype
 
     def spread(self, side: int) -> Tensor:
-        held, p = self._storage.read(side), self._parameter
+        held, p = self._storage.spread(side), self._parameter
         if p.dim == 0:  # shards follow each other
             return held
         shards = held.view(self._world_size, *p.shard_shape)
@@ -45,7 +45,7 @@ class ParameterResidual:
         if p.dim != 0:
             shards = values.view(p.shape).chunk(self._world_size, dim=p.dim)
             values = torch.cat([shard.flatten() for shard in shards])
-        self._storage.write(side, values)
+        self._storage.gather(side, values)
 
 
 class FsdpSavedState(SavedState):
@@ -66,8 +66,9 @@ class FsdpSavedState(SavedState):
         }
         side = compressor.feedback.side
         rows = {
-            p.name: ResidualRow.of(_residual(compressor, module, p), side, *_world(module))
+            p.name: ResidualRow.of(_residual(compressor, module, p), side, *mine)
             for module, p in fed_back
+            for mine in [(*_world(module), _sharers(compressor, module))]
             if p.numel
         }
         return {"about": json.dumps(about), "residuals": rows}
@@ -78,7 +79,7 @@ class FsdpSavedState(SavedState):
         about, rows = _checked_about(compressor, state), state["residuals"]
         fed_back = compressor.routes.fed_back()
         for module, p in fed_back:
-            _expect_own(rows.get(p.name), module, p)
+            _expect_own(rows.get(p.name), compressor, module, p)
         for module, p in fed_back:
             if p.numel:
                 values = rows[p.name].values()
@@ -99,6 +100,13 @@ def _world(module: ShardedModule) -> tuple[int, int]:
     """This rank among all that have a residual of the module's parameters, and their number."""
     rank = module.replica * module.world_size + module.rank
     return rank, module.world_size * module.replicas
+
+
+def _sharers(compressor: FsdpCompressor, module: ShardedModule) -> tuple[int, ...]:
+    """The ranks of this host, which share a residual's elements; this one alone with one hop."""
+    hosts, (rank, _) = compressor.hosts(module), _world(module)
+    first = rank - module.rank
+    return (rank,) if hosts is None else tuple(first + r for r in hosts.neighbours)
 
 
 def _identity(compressor: FsdpCompressor) -> dict[str, Any]:
@@ -130,12 +138,15 @@ def _checked_about(compressor: FsdpCompressor, state: Mapping[str, Any]) -> dict
     return about
 
 
-def _expect_own(row: object, module: ShardedModule, p: ShardedParameter) -> None:
+def _expect_own(
+    row: object, compressor: FsdpCompressor, module: ShardedModule, p: ShardedParameter
+) -> None:
     """Refuses the row of another rank, where no checkpoint has dealt them out."""
-    mine = _world(module)
-    if isinstance(row, SavedRow) and (row.rank, row.world_size) != mine:
+    mine = *_world(module), _sharers(compressor, module)
+    if isinstance(row, SavedRow) and (row.rank, row.world_size, row.sharers) != mine:
         raise ValueError(
             f"zcomm.fsdp: load_state_dict: residual of {p.name!r}: expected that of rank {mine[0]} "
-            f"of {mine[1]}, got that of rank {row.rank} of {row.world_size}; use "
-            "torch.distributed.checkpoint to load it at another number of ranks"
+            f"of {mine[1]} with ranks {list(mine[2])} on its host, got that of rank {row.rank} of "
+            f"{row.world_size} with {list(row.sharers)}; use torch.distributed.checkpoint to load "
+            "it at another number of ranks or hosts"
         )

@@ -9,10 +9,10 @@
 The wire of a chunk holds one frame per owner, in the order of ranks but this rank's own frame last:
 what goes to the others, and what comes from them, is then one contiguous range.
 
-With hosts, a chunk has a smaller one for each hop: `local`, pieces grouped by their owner's number
-inside its host, and `across`, what this rank sums of them, grouped by their owner's host. The
-frames of the whole are ordered by column, this rank's own column last: that part is the wire of
-`across`.
+With hosts, a chunk has a smaller one for each hop: `local`, pieces grouped by their owner's deputy
+on this host, and `across`, what this rank sums of them, grouped by owner. The frames of the whole
+are ordered by deputy, those of this rank last: that part is the wire of `across`. Between hosts a
+rank may send to other ranks than it hears from, where hosts have different numbers of ranks.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Chunk:
 
     `wire` is the layout of all frames over the flat tensor, `own` that of this rank's frame, packed
     from offset 0; `shard_offset` is where that begins among all that this rank owns. fp64 is `raw`.
-    Frames are in the order of `senders`, ranks as errors name them.
+    Frames are in the order of `senders`, ranks as errors name them. Its own frame comes from each
+    of `sources`; the all-to-all is among `members`. Both are the senders, but between hosts.
     """
 
     def __init__(
@@ -93,8 +94,11 @@ class Chunk:
         shard_offset: int,
         raw: bool,
         two_hops: TwoHops | None = None,
+        sources: Iterable[int] | None = None,
+        members: Iterable[int] | None = None,
     ) -> None:
         *_, self.rank = self.senders = tuple(senders)
+        self.sources = sorted(senders if sources is None else sources)
         slots = {r: slot for slot, r in enumerate(senders)}
         self.pieces = sorted(pieces, key=lambda p: slots[p.owner])
         self.own_pieces = [p for p in self.pieces if p.owner == self.rank]
@@ -108,12 +112,14 @@ class Chunk:
         frames = self.wire.frame_nbytes
         self.own_nbytes = frames[-1]
         self.others_nbytes = self.wire.wire_nbytes - self.own_nbytes
-        self.rows_nbytes = self.own_nbytes * (len(senders) - 1)
+        self.rows_nbytes = self.own_nbytes * (len(self.sources) - 1)
         # What goes to, or comes from, each rank: its own frame; or this rank's frame, from each.
-        others = sorted(senders)
-        self.frame_splits = [0 if r == self.rank else frames[slots[r]] for r in others]
-        self.row_splits = [0 if r == self.rank else self.own_nbytes for r in others]
-        self.index = others.index(self.rank)
+        others = dict(zip(self.senders[:-1], frames))
+        sources = set(self.sources) - {self.rank}
+        exchanging = sorted(senders if members is None else members)
+        self.frame_splits = [others.get(r, 0) for r in exchanging]
+        self.row_splits = [self.own_nbytes if r in sources else 0 for r in exchanging]
+        self.index = self.sources.index(self.rank)
         self.hops = None if two_hops is None else Hops(self, two_hops)
 
     @property
@@ -157,7 +163,7 @@ class Chunk:
 
         Between two ranks a gather sends its one frame from where it is.
         """
-        return reduce or self.wire.peers > 2
+        return reduce or len(self.sources) > 2
 
     def sink_layout(self, positions: Mapping[str, int]) -> Layout | RawLayout:
         """The layout of this rank's frame, for a sink with its run of each item at a position."""
@@ -204,19 +210,25 @@ class Hops:
             for p in chunk.pieces
         ]
         self.local = Chunk(inside, own_last(hosts.neighbours, hosts.rank), 0, chunk.raw)
-        ours = [p for p in chunk.pieces if hosts.position(p.owner).local == hosts.local]
-        summed = {
-            (p.item.key, p.start): s.offset
-            for p, s in zip(self.local.own_pieces, self.local.own.segments)
-        }
-        across = [p._replace(offset=summed[p.item.key, p.start]) for p in ours]
-        self.across = Chunk(across, own_last(hosts.column, hosts.rank), 0, chunk.raw)
-        # On the way back each neighbour has its column's frames, which go to all the others.
+        across = list(chunk.pieces)  # a rank alone on its host encodes them where they lie
+        if not hosts.is_alone:
+            summed = {
+                (p.item.key, p.start): s.offset
+                for p, s in zip(self.local.own_pieces, self.local.own.segments)
+            }
+            ours = [p for p in chunk.pieces if _neighbour(hosts, p.owner) == hosts.rank]
+            across = [p._replace(offset=summed[p.item.key, p.start]) for p in ours]
+        senders = own_last(hosts.owners, hosts.rank)
+        self.across = Chunk(
+            across, senders, 0, chunk.raw, sources=hosts.sources, members=hosts.column
+        )
+        # On the way back each neighbour has the frames of its owners, which go to all the others.
         self.column_nbytes = self.across.wire.wire_nbytes
         self.forwarded_nbytes = self.column_nbytes * (len(hosts.neighbours) - 1)
         columns = _column_nbytes(chunk, hosts)
         # In shared memory they lie behind the frames of `local`: each neighbour's, this one's last.
         self.columns = {r: columns[r] for r in own_last(hosts.neighbours, hosts.rank)}
+        self.column_ranks = {r: len(hosts.deputy_for(r)) for r in self.columns}
         self.column_start = -(-self.local.wire.wire_nbytes // 64) * 64
         self.shared_nbytes = self.column_start + max(columns.values())
         self.column_splits = [columns[r] if r != hosts.rank else 0 for r in sorted(columns)]
@@ -234,7 +246,7 @@ class Hops:
 
 def _neighbour(hosts: Hosts, owner: int) -> int:
     """The rank of this host that sums what `owner` will own."""
-    return hosts.neighbours[hosts.position(owner).local]
+    return hosts.deputy(owner, hosts.host)
 
 
 def _column_nbytes(chunk: Chunk, hosts: Hosts) -> dict[int, int]:
@@ -255,7 +267,7 @@ def senders_of(rank: int, world_size: int, hosts: Hosts | None = None) -> list[i
     if hosts is None:
         return own_last(range(world_size), rank)
     neighbours = own_last(hosts.neighbours, rank)
-    return [r for n in neighbours for r in own_last(hosts.column_of(n), n)]
+    return [r for n in neighbours for r in own_last(hosts.deputy_for(n), n)]
 
 
 class ChunkSize(NamedTuple):

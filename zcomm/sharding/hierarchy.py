@@ -2,8 +2,10 @@
 
     hosts.ranks[h][l]    the rank with number l on host h
 
-A rank exchanges with the `column` of ranks that have its number on the other hosts, and with the
-ranks of its own host. So each element crosses between hosts once, not once for each rank.
+Each element crosses between hosts once, not once for each rank. What a rank owns is summed on every
+other host by its *deputy* there, which then sends the host's sum. Where all hosts have as many
+ranks, the deputy is the rank with the same number. A `column` is the ranks that exchange with each
+other between hosts: those with the same number, modulo the fewest ranks that a host has.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -31,7 +34,8 @@ class Hierarchy:
     hosts    the ranks of each host, [[0, 1], [2, 3]], or how many each has, as torchrun numbers
              them; None: those on which the ranks find themselves
 
-    All hosts must have as many ranks. With one host, or one rank on each, there is one hop: across.
+    On CPUs a codec alone means Hierarchy("none", codec). With one host, or one rank on each, there
+    is one hop: across. hosts=1 counts every rank as a host, so there is one hop, too.
     """
 
     local: str | Codec = "none"
@@ -77,7 +81,7 @@ def announced() -> dict[str, str]:
 def met_hosts(
     hierarchy: Hierarchy | None, everyone: Sequence[Mapping[str, str]], group: Any, rank: int
 ) -> Hosts | None:
-    """The hosts of a group: those given, or those that its ranks announced."""
+    """The hosts of a group: those given, or those that its ranks announced; None: one hop."""
     if hierarchy is None:
         return None
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -118,7 +122,7 @@ class Position(NamedTuple):
 
 
 class Hosts:
-    """A table of ranks with at least two hosts and two ranks on each; `rank` is this one."""
+    """A table of ranks with at least two hosts, and several ranks on one; `rank` is this one."""
 
     def __init__(self, ranks: Sequence[Sequence[int]], rank: int) -> None:
         self.ranks = tuple(map(tuple, ranks))
@@ -128,17 +132,44 @@ class Hosts:
         }
         self.host, self.local = self._positions[rank]
         self.neighbours = self.ranks[self.host]  # the ranks of this host, this one included
-        self.column = self.column_of(rank)
+        # The ranks of each column, host by host, and where each host's begin among them.
+        fewest = min(map(len, self.ranks))
+        self._columns = [[row[c::fewest] for row in self.ranks] for c in range(fewest)]
+        self._starts = [list(accumulate(map(len, rows), initial=0)) for rows in self._columns]
+        self.column = tuple(r for row in self._columns[self._column_number(rank)] for r in row)
+        self.owners = self.deputy_for(rank)  # whose deputy this rank is, itself included
+        self.sources = self.deputies(rank)  # who is deputy for this rank, itself included
+        self.is_alone = len(self.neighbours) == 1
 
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def column_of(self, rank: int) -> tuple[int, ...]:
-        """The rank of each host that has this rank's number."""
-        return tuple(row[self.position(rank).local] for row in self.ranks)
+    def _column_number(self, rank: int) -> int:
+        return self.position(rank).local % len(self._columns)
 
     def position(self, rank: int) -> Position:
         return self._positions[rank]
+
+    def deputy(self, owner: int, host: int) -> int:
+        """The rank of a host that sums there what `owner` owns: itself on its own host. Elsewhere
+        the ranks of its column take the owners of other hosts in turn."""
+        home, local = self.position(owner)
+        if host == home:
+            return owner
+        number = self._column_number(owner)
+        row = self._columns[number][host]
+        before = self._starts[number][home] + local // len(self._columns)
+        return row[(before - (len(row) if host < home else 0)) % len(row)]
+
+    def deputies(self, owner: int) -> tuple[int, ...]:
+        """Its deputy on each host, itself included: the ranks that send it their host's sum."""
+        return tuple(self.deputy(owner, host) for host in range(len(self)))
+
+    def deputy_for(self, rank: int) -> tuple[int, ...]:
+        """The owners whose deputy on its host a rank is, itself included."""
+        host = self.position(rank).host
+        column = self._columns[self._column_number(rank)]
+        return tuple(r for row in column for r in row if self.deputy(r, host) == rank)
 
     def __repr__(self) -> str:
         return repr([list(row) for row in self.ranks])
@@ -152,19 +183,9 @@ def hosts_of(names: Sequence[str], rank: int) -> Hosts | None:
     table: dict[str, list[int]] = {}
     for r, name in enumerate(names):
         table.setdefault(name, []).append(r)
-    if len({len(row) for row in table.values()}) > 1:
-        shown = [f"{len(row)} on {name} ({_ranks(row)})" for name, row in table.items()]
-        raise ValueError(
-            f"rank {rank}: Hierarchy: expected the same number of ranks on every host, got "
-            f"{shortened(shown)}; start the same number on each, or use one hop: codec='lm4'"
-        )
     if len(table) == 1 or len(table) == len(names):
         return None
     return Hosts(list(table.values()), rank)
-
-
-def _ranks(row: Sequence[int]) -> str:
-    return f"rank {row[0]}" if len(row) == 1 else f"ranks {shortened(row)}"
 
 
 def shortened(values: Sequence[object], most: int = 8) -> str:
@@ -194,3 +215,7 @@ def _checked_table(given: Sequence[object]) -> tuple[tuple[int, ...], ...]:
         twice = next(r for r in ranks if ranks.count(r) > 1)
         raise ValueError(f"Hierarchy: expected each rank on one host, got rank {twice} twice")
     return table
+
+
+# Where a rank gives a codec alone: exact inside the hosts on which the ranks find themselves.
+FOUND = Hierarchy()

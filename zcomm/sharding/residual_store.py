@@ -3,7 +3,8 @@
 An item has two residuals: `sent`, of all its elements as this rank encodes them for their owners,
 and `owned`, of the mean of this rank's own run, which is encoded once more for all ranks. Both are
 in units of the mean gradient. They belong to the parameter; buckets and chunks only view parts of
-them. With hosts, `sent` is that of the hop between hosts: it has what the owners of one column own.
+them. With hosts, `sent` is that of the hop between hosts: it has what the owners own whose deputy
+this rank is.
 
     full feedback      e <- v - decode(v)
     with a decay d     e <- d * e + (1 - d) * (v - decode(v))
@@ -11,7 +12,7 @@ them. With hosts, `sent` is that of the hop between hosts: it has what the owner
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -123,7 +124,8 @@ class ResidualStore:
         Without `gather` there is no second hop, and nothing is held for it.
         """
         items = {p.item.key: p.item for c in chunks for p in c.pieces}.values()
-        self.hold((item for item in items if mode(item) is not False), rank, gather)
+        owners = chunks[0].coded.senders if chunks else ()
+        self.hold((item for item in items if mode(item) is not False), rank, gather, owners)
         longest = max((c.numel for c in chunks), default=0)
         if self._scratch.numel() < longest and any(
             isinstance(mode(p.item), float) for c in chunks for p in c.pieces
@@ -183,13 +185,13 @@ class ResidualStore:
         storages = {key: getattr(held, hop) for key, held in self._held.items()}
         return {key: storage for key, storage in storages.items() if storage is not None}
 
-    def hold(self, items: Iterable[Item], rank: int, gather: bool = True) -> None:
-        """Makes zero residuals for items that have none yet."""
+    def hold(self, items: Iterable[Item], rank: int, gather: bool, owners: Collection[int]) -> None:
+        """Makes zero residuals for items that have none yet, of what `owners` own: those to whom
+        this rank sends."""
         for item in items:
             if item.key not in self._held:
-                owners = sorted(self.hosts.column) if self.hosts else range(len(item.bounds) - 1)
                 self._held[item.key] = _Held(
-                    self._new_storage(item, owners),
+                    self._new_storage(item, sorted(owners)),
                     self._new_storage(item, [rank]) if gather else None,
                 )
 

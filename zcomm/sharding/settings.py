@@ -10,7 +10,7 @@ from zcomm.base import arguments
 from zcomm.codecs import Codec, codec
 from zcomm.sharding.chunks import ChunkSize, TwoHops, best_chunk_size
 from zcomm.sharding.feedback import checked_decay
-from zcomm.sharding.hierarchy import Hierarchy, Hosts
+from zcomm.sharding.hierarchy import FOUND, Hierarchy, Hosts
 from zcomm.sharding.residual_store import Mode
 
 # A codec's spec, or a dict that maps patterns of parameter names to specs.
@@ -86,10 +86,10 @@ class Settings:
         return ChunkSize(int(self.chunk_mb * 2**18), int(self.chunk_mb * 2**20))
 
     def two_hops(self, hosts: Hosts | None) -> TwoHops | None:
-        """How to make chunks for hosts, if there are several with several ranks each."""
-        if self.hierarchy is None or hosts is None:
+        """How to make chunks for hosts, if there are several, and several ranks on one."""
+        if hosts is None:
             return None
-        return TwoHops(hosts, self.hierarchy.local_codec)
+        return TwoHops(hosts, (self.hierarchy or FOUND).local_codec)
 
     def codecs_by_pattern(self) -> dict[str, str]:
         assert isinstance(self.codec, dict)
@@ -130,7 +130,7 @@ class Settings:
     def compared(self) -> dict[str, str]:
         """The settings that must be the same on all ranks, as text."""
         texts = {name: _text(getattr(self, name)) for name in SETTING_NAMES}
-        texts["hierarchy"] = "none" if self.hierarchy is None else self.hierarchy.compared()
+        texts["hierarchy"] = (self.hierarchy or FOUND).compared()
         return {name: text for name, text in texts.items() if name not in _NOT_COMPARED}
 
 

@@ -110,7 +110,8 @@ class Transport:
         groups = _Groups(group, store, timeout_s + grace_s, self.deadline_s, device)
         self.check = Channel(partial(groups.gloo, everyone, "check")) if in_order else None
         self.flat = groups.channels(everyone, "all", in_order)
-        self.local = groups.channels(hosts.neighbours, "local", in_order) if hosts else None
+        together = hosts is not None and not hosts.is_alone
+        self.local = groups.channels(hosts.neighbours, "local", in_order) if together else None
         self.across = groups.channels(hosts.column, "across", in_order) if hosts else None
         self._backend = c10d.backend_of(group, device).name()
         self.ring: Ring | NoSharedMemory = NoSharedMemory("the tensors are not on the CPU")
@@ -124,7 +125,7 @@ class Transport:
 
     def _inside(self) -> set[Channel]:
         """The channels that a ring replaces."""
-        return set(self.local or (self.signatures(), *self.flat))
+        return set(self.local or ()) if self.across else {self.signatures(), *self.flat}
 
     def connect_late(self) -> None:
         """Connects channels that the ring has made unnecessary so far. All ranks call it."""

@@ -23,9 +23,10 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
-from zcomm.sharding.hierarchy import Hierarchy, Hosts, announced, met_hosts
+from zcomm.sharding.hierarchy import FOUND, Hierarchy, Hosts, announced, met_hosts
 from zcomm.sharding.settings import expect_same
 from zcomm.torch_private import c10d
 from zcomm.transport.failure_notes import CommunicationError
@@ -228,7 +229,11 @@ def _tell(caller: Caller, error: BaseException) -> None:
 
 
 def meet(
-    compared: Mapping[str, str], hierarchy: Hierarchy | None, caller: Caller, rank: int
+    compared: Mapping[str, str],
+    hierarchy: Hierarchy | None,
+    caller: Caller,
+    rank: int,
+    device: torch.device,
 ) -> tuple[str, Hosts | None]:
     """A name that all ranks share and none used before, and where each of them is.
 
@@ -236,7 +241,12 @@ def meet(
     """
     expect_fresh_store(caller.group)
     everyone = agree(compared, [caller], rank, {**announced(), "name": fresh_name()})
-    return everyone[0]["name"], met_hosts(hierarchy, everyone, caller.group, rank)
+    return everyone[0]["name"], met_hosts(grouping(hierarchy, device), everyone, caller.group, rank)
+
+
+def grouping(hierarchy: Hierarchy | None, device: torch.device) -> Hierarchy | None:
+    """Without a Hierarchy: on CPUs, by the hosts that are found; on GPUs, one hop."""
+    return FOUND if hierarchy is None and device.type == "cpu" else hierarchy
 
 
 def agree(

@@ -21,7 +21,7 @@ from zcomm.kernels.cpu import CpuKernels
 from zcomm.sharding.chunks import ChunkSize
 from zcomm.transport.handshake import Caller
 from zcomm.transport.shared_memory.segment import NoSharedMemory
-from zcomm.transport.shared_memory.sharing import SharedMemory, share
+from zcomm.transport.shared_memory.sharing import ALONE, SharedMemory, share
 
 SLOTS = 4
 # As csrc/shm/ring.h has them.
@@ -232,9 +232,8 @@ def make_ring(
     if len(ring) > _MOST_RANKS:
         return NoSharedMemory(f"expected {_MOST_RANKS} ranks on a host at most, got {len(ring)}")
     nbytes, chunk = slot_nbytes(world_size), chunk_size(world_size)
-    if members is not None:  # a slot has the frames inside a host, and at most half as many others
-        nbytes = _HOPS_SLOT_NBYTES
-        chunk = ChunkSize(_HOPS_SLOT_NBYTES, nbytes * 2 // 3 - 64 * world_size)
+    if members is not None:
+        nbytes, chunk = _HOPS_SLOT_NBYTES, hops_chunk_size(world_size)
     memory = share(_CONTROL_NBYTES + SLOTS * nbytes, caller, _own_problem())
     if isinstance(memory, NoSharedMemory):
         return memory
@@ -242,9 +241,18 @@ def make_ring(
     if len(memory.peers) - len(strangers) < len(ring) - 1:
         memory.close()
         return NoSharedMemory("the ranks of the group are on several hosts")
+    if len(ring) == 1:
+        memory.close()
+        return ALONE
     for stranger in strangers:
         memory.peers.pop(stranger).close()
     return Ring(memory, ring, rank, nbytes, chunk, deadline_s)
+
+
+def hops_chunk_size(world_size: int) -> ChunkSize:
+    """How much a chunk with two hops may hold, also on hosts without a ring. A slot has the frames
+    inside a host, and at most two thirds as many others."""
+    return ChunkSize(_HOPS_SLOT_NBYTES, _HOPS_SLOT_NBYTES * 3 // 5 - 64 * world_size)
 
 
 def _own_problem() -> str:

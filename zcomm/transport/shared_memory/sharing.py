@@ -18,7 +18,7 @@ from zcomm.transport.shared_memory.segment import NoSharedMemory, PeerSegment, S
 # How long ranks that have all announced themselves may take to connect.
 _MEET_S = 20.0
 _MOST_REASONS = 3
-_ALONE = NoSharedMemory("no other rank of the group is on its host")
+ALONE = NoSharedMemory("no other rank of the group is on its host")
 
 
 class SharedMemory(NamedTuple):
@@ -60,7 +60,7 @@ def share(nbytes: int, caller: Caller, problem: str = "") -> SharedMemory | NoSh
         mine = NoSharedMemory(problem) if problem else _ready(nbytes, undo)
         said = [_Said(*one) for one in caller.gather_json(_said(mine))]
         if max(Counter(one.host for one in said).values()) == 1:
-            return _ALONE
+            return ALONE
         mates = {r: one for r, one in enumerate(said) if one.host == said[rank].host}
         met = _met(rank, mine, mates, min(_MEET_S, caller.timeout_s / 2))
         if isinstance(met, dict):
@@ -104,7 +104,7 @@ def _met(
     if isinstance(mine, NoSharedMemory):
         return mine
     if len(mates) == 1:
-        return _ALONE
+        return ALONE
     if any(mate.problem for mate in mates.values()):
         return {}  # those who have a problem give the reason
     addresses = {r: Address(mate.name, mate.token) for r, mate in mates.items()}
