@@ -30,8 +30,8 @@ from zcomm.cli.bench.collective_tasks import Key, measure
 from zcomm.codecs import KNOWN
 from zcomm.launch import hosts, launchers
 from zcomm.launch.launchers import Launcher
-from zcomm.planning.cost import KINDS, OWN
 from zcomm.report.units import parse_rate
+from zcomm.tuning.cost import KINDS, OWN
 
 GLOO = "gloo"
 

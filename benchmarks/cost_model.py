@@ -25,8 +25,9 @@ from zcomm.cli.bench import fit
 from zcomm.cli.bench.collective_rows import rows_of
 from zcomm.cli.bench.collective_tasks import Key, measure
 from zcomm.launch import launchers
-from zcomm.planning import cost
-from zcomm.planning.cost import KINDS, OWN, Profile
+from zcomm.tuning import cost
+from zcomm.tuning.cost import KINDS, OWN, Profile
+from zcomm.tuning.fit import predicted_s as predicted_s_of
 
 FIT_HOSTS = 2
 MOST_OFF = 0.25
@@ -56,7 +57,8 @@ def rows_for(profile: Profile, hosts: int, args: argparse.Namespace) -> Iterator
             for row in rows_of(size, launcher.run(measure, size, keys, args.rounds, "gloo")):
                 if row.codec == OWN and row.kind != "all_reduce":
                     continue  # the model only has the backend's all_reduce, which DDP uses
-                predicted_s = fit.predicted_s(profile, row)
+                cluster = fit.cluster_of(row.ranks, profile.bytes_per_s)
+                predicted_s = predicted_s_of(profile, row, cluster)
                 name = row.codec or "gloo"
                 yield Row(
                     row.kind, name, size_mb, hosts, 1e3 * row.s, 1e3 * predicted_s, row.spread

@@ -241,9 +241,9 @@ class _Call:
                 self._agree_on(hops, device)
             streams, timeout_s = streams_of(device), channels.group_timeout_s(self.group, device)
             caller = Caller(self.name, self.group, timeout_s)
-            name, hosts = meet({"hierarchy": hops}, self.hierarchy, caller, self.rank, device)
-            engine = make_engine(caller, name, streams, hosts=hosts)
-            _engines[key] = _GroupEngine(engine, streams, hosts)
+            met = meet({"hierarchy": hops}, self.hierarchy, caller, self.rank, device)
+            engine = make_engine(caller, met.name, streams, hosts=met.grouped)
+            _engines[key] = _GroupEngine(engine, streams, met.grouped)
         return _engines[key]
 
     def _agree_on(self, hops: str, device: torch.device) -> None:

@@ -21,7 +21,7 @@ from zcomm.cli.bench.collective_rows import error_bound, is_wrong, rows_of, wire
 from zcomm.cli.bench.collective_tasks import Key, Timings, measure
 from zcomm.launch import machine
 from zcomm.launch.launchers import LOOPBACK, Launcher
-from zcomm.planning.cost import KINDS, OWN
+from zcomm.tuning.cost import KINDS, OWN
 
 SIZE = 64 << 10
 SMALL = ["--max-size", "64K", "--rounds", "1"]

@@ -14,7 +14,7 @@ import pytest
 
 import zcomm
 from zcomm import cli
-from zcomm.planning import cost
+from zcomm.tuning import cost
 
 ISSUE = (
     *("--params", "7e9", "--world", "64", "--hosts", "8", "--net", "10gbit"),
@@ -49,7 +49,7 @@ def test_every_stage_and_codec_has_its_memory_and_time(capsys: pytest.CaptureFix
     assert sum(line.startswith("* ") for line in lines) == 2
     assert "Times come from a model, not from measurements." in text
     assert "built in, fitted on" in text
-    assert "The 8 ranks of a host share its link." in text
+    assert "The 8 ranks of a host first sum their gradients" in text
 
 
 def test_a_step_time_that_is_assumed_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def compressed(
     *modules: nn.Module, **settings: Any
 ) -> tuple[DistributedDataParallel, zcomm.Handle]:
     ddp = DistributedDataParallel(nn.Sequential(*modules), bucket_cap_mb=0.1)
-    return ddp, zcomm.compress(ddp, **settings)
+    return ddp, zcomm.compress(ddp, **{"codec": "lm4", **settings})
 
 
 def wire_bytes_of_steps(rank: int, world_size: int) -> list[int]:

@@ -44,7 +44,7 @@ def refusals(rank: int, world_size: int) -> dict[str, Raised]:
         "int8 decay": raised(compress_, sharded(None), codec="sign", residual_dtype="int8"),
         "pattern": raised(compress_, sharded(None), codec={"first.*": "lm4"}),
         "param pattern": raised(compress_, sharded(None), param_codec={"first.*": "int8"}),
-        "hierarchy": raised(compress_, sharded(None), codec=zcomm.Hierarchy(hosts=1)),
+        "hierarchy": raised(compress_, sharded(None), param_codec=zcomm.Hierarchy(hosts=1)),
         "empty": raised(compress_, fully_shard(nn.Tanh())),
     }
 
@@ -57,7 +57,7 @@ SAID = {
     "twice": "ValueError: module '': expected torch's own collectives, got CompressedReduceScatter",
     "tensor parallel": "ValueError: parameter 'weight': expected a parameter that only FSDP shards",
     "setting": "TypeError: .*unexpected keyword argument 'scaler'",
-    "hierarchy": "TypeError: .* expected a codec or patterns, got a Hierarchy",
+    "hierarchy": "TypeError: .* expected param_codec as a codec or patterns, got a Hierarchy",
     "param_codec": "ValueError: param_codec: expected a codec that sends all of a weight",
     "int8 decay": "ValueError: residual_dtype: expected torch.float32 or torch.bfloat16",
     "pattern": "ValueError: codec: expected a pattern that matches parameter",

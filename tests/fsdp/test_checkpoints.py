@@ -19,6 +19,7 @@ from ddp_training import ROUNDING, assert_bit_equal, largest
 from fsdp_training import compress, mesh_of, sharded, train
 from raised import Raised, raised
 from ranks import World
+from zcomm import Hierarchy
 
 pytest_plugins = ["ddp_ranks", "zero_ranks"]
 
@@ -114,6 +115,68 @@ def test_residuals_of_replicas_load_in_another_mesh(quartet: World, tmp_path: Pa
         for name in before[0][0]:
             expected = total(before, name, 0.5)  # the mean over two replicas
             assert largest(total(after, name, unit) - expected) <= ROUNDING * largest(expected)
+
+
+def over(hosts: Any) -> dict[str, Any]:
+    """Settings for two hops; for one hop without hosts."""
+    return {**LM2, "codec": Hierarchy(across="lm2", hosts=hosts)}
+
+
+EVERYONE, PAIRS, ALONE = [0, 1, 2, 3], [[0, 1], [2, 3]], [[0, 1, 3], [2]]
+WAYS = [
+    (EVERYONE, PAIRS, EVERYONE, PAIRS),
+    (EVERYONE, PAIRS, EVERYONE, 1),
+    (EVERYONE, 1, EVERYONE, ALONE),
+    (EVERYONE, PAIRS, EVERYONE, ALONE),
+    (EVERYONE, ALONE, EVERYONE, ALONE),
+    (EVERYONE, ALONE, EVERYONE, [[1], [0], [3, 2]]),
+    (EVERYONE, ALONE, [0, 1, 2], ALONE),  # two hosts still
+    ([0, 1, 3], ALONE, EVERYONE, PAIRS),  # on one host first
+]
+
+
+@pytest.mark.parametrize(("ranks", "hosts", "then_ranks", "then_hosts"), WAYS, ids=str)
+def test_residuals_are_conserved_from_hosts_to_hosts(
+    quartet: World,
+    tmp_path: Path,
+    ranks: list[int],
+    hosts: Any,
+    then_ranks: list[int],
+    then_hosts: Any,
+) -> None:
+    before = quartet.run(save, tmp_path, ranks, over(hosts))
+    after = quartet.run(load, tmp_path, then_ranks, over(then_hosts))
+    for rank in then_ranks:
+        assert_bit_equal(after[rank][1], before[0][1])
+        if (ranks, hosts) == (then_ranks, then_hosts):
+            assert_bit_equal(after[rank][0], before[rank][0])
+            assert after[rank][2] == before[rank][2]  # losses of later steps
+    for name in before[0][0]:
+        expected = total(before, name)
+        assert largest(expected) > 0
+        assert largest(total(after, name) - expected) <= ROUNDING * largest(expected), name
+
+
+def pickled_over(rank: int, world_size: int) -> tuple[Any, Any]:
+    """A pickled state of two hops, loaded with the same hosts and with others."""
+    mesh = mesh_of(world_size)
+    model, handle = make(mesh, over(PAIRS))
+    train(model, rank, steps=1)
+    state = pickle.loads(pickle.dumps(handle.state_dict()))
+    _, again = make(mesh, over(PAIRS))
+    again.load_state_dict(state)
+    same = all(torch.equal(row, rows(again)[name]) for name, row in rows(handle).items())
+    _, other = make(mesh, over(ALONE))
+    return same, raised(other.load_state_dict, state)
+
+
+def test_a_pickled_state_is_for_the_same_hosts(quartet: World) -> None:
+    for rank, (same, error) in enumerate(quartet.run(pickled_over)):
+        assert same
+        assert error.is_value_error
+        here = "[2]" if rank == 2 else "[0, 1, 3]"
+        assert f"expected that of rank {rank} of 4 with ranks {here} on its host" in error.text
+        assert f"of 4 with {PAIRS[rank // 2]}; use torch.distributed.checkpoint" in error.text
 
 
 def in_memory(rank: int, world_size: int) -> dict[str, Any]:

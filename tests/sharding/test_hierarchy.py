@@ -17,7 +17,9 @@ from ranks import World, run_ranks
 from zcomm import Hierarchy
 
 pytest_plugins = ["zero_ranks"]
-PAIRS = [[0, 1], [2, 3]]
+PAIRS, ALONE = [[0, 1], [2, 3]], [[0, 1, 3], [2]]
+Table = list[list[int]]
+TABLES = pytest.mark.parametrize("hosts", [PAIRS, ALONE], ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +72,15 @@ def test_collectives_over_six_ranks_are_exact(six: World, hosts: Any) -> None:
     six.run(exact_sums, hosts)
 
 
-def chunks_of_large_tensors(rank: int, world_size: int) -> None:
+def chunks_of_large_tensors(rank: int, world_size: int, hosts: Table) -> None:
     x = whole_numbers(rank, 5_000_000)
-    zcomm.all_reduce(x, Hierarchy(across="none", hosts=2), op="sum")
+    zcomm.all_reduce(x, Hierarchy(across="none", hosts=hosts), op="sum")
     assert torch.equal(x, sum(whole_numbers(r, 5_000_000) for r in range(world_size)))
 
 
-def test_many_chunks_are_exact(quartet: World) -> None:
-    quartet.run(chunks_of_large_tensors)
+@TABLES
+def test_many_chunks_are_exact(quartet: World, hosts: Table) -> None:
+    quartet.run(chunks_of_large_tensors, hosts)
 
 
 def of_hosts_and_of_ranks(rank: int, world_size: int, codec: str) -> None:
@@ -118,8 +121,8 @@ def test_codec_inside_of_a_host_is_used(quartet: World) -> None:
         assert 0 < none < bf16 < int8 < 0.02 < lm4 < 0.2
 
 
-def dtypes(rank: int, world_size: int) -> None:
-    hierarchy = Hierarchy(across="none", hosts=2)
+def dtypes(rank: int, world_size: int, hosts: Table) -> None:
+    hierarchy = Hierarchy(across="none", hosts=hosts)
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         x = (whole_numbers(rank, 3_000) / 4).to(dtype)
         total = sum(one.double() for one in everyones(x)).to(dtype)
@@ -127,13 +130,14 @@ def dtypes(rank: int, world_size: int) -> None:
         assert torch.equal(x, total), dtype
 
 
-def test_all_dtypes_are_summed(quartet: World) -> None:
-    quartet.run(dtypes)
+@TABLES
+def test_all_dtypes_are_summed(quartet: World, hosts: Table) -> None:
+    quartet.run(dtypes, hosts)
 
 
-def mixed_kinds(rank: int, world_size: int) -> None:
+def mixed_kinds(rank: int, world_size: int, hosts: Table) -> None:
     """Concurrent collectives with one and with two hops, finishing in every order."""
-    hierarchy = Hierarchy(across="none", hosts=2)
+    hierarchy = Hierarchy(across="none", hosts=hosts)
     for step in range(12):
         large = torch.full((400_000,), float(rank + step))
         small, everyone = torch.full((100,), float(rank)), torch.empty(400)
@@ -149,8 +153,9 @@ def mixed_kinds(rank: int, world_size: int) -> None:
         assert torch.equal(everyone.view(4, -1)[:, 0], torch.arange(4.0))
 
 
-def test_collectives_of_all_kinds_at_once(quartet: World) -> None:
-    quartet.run(mixed_kinds)
+@TABLES
+def test_collectives_of_all_kinds_at_once(quartet: World, hosts: Table) -> None:
+    quartet.run(mixed_kinds, hosts)
 
 
 def refusals(rank: int, world_size: int) -> list[tuple[str, str]]:

@@ -157,13 +157,17 @@ def local_gradients(rank: int, step: int = 0, model: Any = Net) -> dict[str, Ten
     return {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
 
 
-def expected_gradient(ranks: list[Tensor], spec: str) -> Tensor:
-    """Every rank's shard for every owner, encoded once and summed in rank order."""
+def expected_gradient(
+    ranks: list[Tensor], spec: str, hosts: list[list[int]] | None = None
+) -> Tensor:
+    """Every rank's shard for every owner, or the sum of every host's ranks, encoded once and summed
+    in rank order."""
     world_size, whole = len(ranks), ranks[0]
     rows = -(-whole.shape[0] // world_size)
     used = codec(spec if whole.numel() >= 100 else "none")
+    sums = ranks if hosts is None else [sum(ranks[r] for r in sorted(row)) for row in hosts]
     shards = []
-    for owner in zip(*(gradient.split(rows) for gradient in ranks)):
+    for owner in zip(*(gradient.split(rows) for gradient in sums)):
         wires = [used.encode(shard.flatten(), prescale=1 / world_size) for shard in owner]
         shards.append(used.decode_sum(wires, owner[0].numel()))
     return torch.cat(shards).view_as(whole)

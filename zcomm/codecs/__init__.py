@@ -41,6 +41,11 @@ def codec(spec: str | Codec) -> Codec:
 @lru_cache(maxsize=256)
 def _parse(spec: str) -> Codec:
     name, colon, option = spec.partition(":")
+    if name == "auto":
+        raise ValueError(
+            "codec: expected a codec, got 'auto': zcomm.compress, zcomm.fsdp.compress and "
+            "ZeroOptimizer choose one for a model; here, give its name, such as 'lm4'"
+        )
     if name not in KNOWN:
         raise ValueError(f"codec: expected one of {', '.join(KNOWN)}, got {name!r}")
     return Codec(KNOWN[name].parse(option if colon else None))

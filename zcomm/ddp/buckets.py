@@ -106,6 +106,13 @@ class Buckets:
         """The ids of the parameters in the buckets of this step."""
         return {number for _, *numbers in self._used for number in numbers}
 
+    def use(self, settings: Settings) -> None:
+        """Other codecs with blocks of the same size, from the next bucket on."""
+        self.settings = settings
+        before, self.items = self.items, items_of(self.named, settings, self.world_size)
+        assert all(before[name].bounds == item.bounds for name, item in self.items.items())
+        self.forget()
+
     def forget(self) -> None:
         """The sink has changed: parts are made again."""
         self._parts.clear()

@@ -9,15 +9,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
+from zcomm.base.host import this_host
+from zcomm.base.log import say
 from zcomm.ddp.alone import BackwardWatch, LoneCaller
+from zcomm.ddp.auto import AutoCodec, expected_buckets
 from zcomm.ddp.buckets import Buckets, Part, Sink
 from zcomm.ddp.loss_scale import DeviceFinite, Finite, LossScale
 from zcomm.ddp.observers import Observers
-from zcomm.ddp.parameters import device_of, frozen, items_of, trainable
+from zcomm.ddp.parameters import device_of, frozen, trainable
 from zcomm.ddp.unreduced import Unreduced
 from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
-from zcomm.engine.job import ALL_GATHER, Encoding, Job, JobData, SinkData
+from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData, SinkData
 from zcomm.engine.streams import streams_of
 from zcomm.sharding.chunks import Item, make_chunks
 from zcomm.sharding.hierarchy import Hosts
@@ -27,13 +30,16 @@ from zcomm.sharding.settings import PLAIN, Settings
 from zcomm.torch_private.autograd import Range, at_end_of_backward
 from zcomm.torch_private.ddp import divides_by_all_ranks, is_joining
 from zcomm.transport.channels import expect_sender, member_of
-from zcomm.transport.handshake import Caller, meet
+from zcomm.transport.handshake import Caller, Met, meet
+from zcomm.tuning.choice import Choice, expect_may_choose
+from zcomm.tuning.measure import Ranks
 
 
 class DdpCompressor(Compressor):
     """The compressed all-reduce of one DDP model's gradients; with a sink, reduce-scatter.
 
-    `compared` is what else must be the same on all ranks; `what` is how messages name the call. In
+    `compared` is what else must be the same on all ranks; `what` is how messages name the call, and
+    `kind` is the collective that buckets take. In
     a world of one process the model may be unwrapped: then there are no buckets, and each
     backward() is a step.
     """
@@ -45,9 +51,10 @@ class DdpCompressor(Compressor):
         scaler: Any,
         compared: Mapping[str, str] | None = None,
         what: str = "compress",
+        kind: str = "all_reduce",
     ) -> None:
         super().__init__(settings)
-        self._what = what
+        self._what, self.kind = what, kind
         self._scaler = scaler
         self.ddp = weakref.ref(ddp)
         self.is_wrapped = isinstance(ddp, DistributedDataParallel)
@@ -56,22 +63,24 @@ class DdpCompressor(Compressor):
         named = trainable(ddp)
         self.device = device_of(named)
         self.streams = streams_of(self.device)
-        name, hosts = self._meet(named, compared or {})
+        self.engine: Engine | None = None
+        met = self._meet(named, compared or {})
+        self._given, self.auto = settings, self._automatic(met, named)
+        if self.auto is not None:
+            self.settings = settings = self._given.chosen(self.auto.choice.codec)
+        self._tell(met.grouped)
         self.feedback = ResidualStore(
             settings.residual_storage,
             self.device,
             double_buffered=scaler is not None,
-            hosts=hosts,
+            hosts=met.grouped,
             record_stream=self.streams.record_stream if self.streams else None,
         )
         self.buckets = Buckets(named, settings, self.rank, self.world_size, self.feedback)
         self.unreduced = Unreduced(named, frozen(ddp))
         self.observers = Observers()
         self.optimizer: weakref.ref[Any] | None = None  # with ZeRO
-        self.engine: Engine | None = None
-        if self.world_size > 1:
-            caller = self.caller(self._what, self.group)
-            self.engine = self._make_engine(caller, name, self.streams, hosts)
+        if self.engine is not None:
             self.buckets.limited = self.engine.chunk_size
         self.scale = 1.0
         self._loss_scale = LossScale(scaler, self.streams, ddp)
@@ -96,21 +105,55 @@ class DdpCompressor(Compressor):
     def caller(self, what: str, group: Any) -> Caller:
         return super().caller(what, group) if self.is_wrapped else LoneCaller(what, group, 0.0)
 
-    def _meet(
-        self, named: Mapping[str, Tensor], compared: Mapping[str, str]
-    ) -> tuple[str, Hosts | None]:
-        """Compares settings with all ranks; a name for the engine, and where all ranks run."""
+    def _meet(self, named: Mapping[str, Tensor], compared: Mapping[str, str]) -> Met:
+        """Compares settings with all ranks, and makes the engine."""
+        if self.settings.is_auto:
+            expect_may_choose()
         if not self.is_wrapped:
-            return "", None
-        items = items_of(named, self.settings, self.world_size)
-        shapes = {name: (item.numel, item.codec.spec) for name, item in items.items()}
+            return Met("", [this_host()], None)
+        shapes = {n: (p.numel(), self.settings.spec_of(n, p.numel())) for n, p in named.items()}
         mine = {**self.settings.compared(), **compared}
         mine |= {"scaler": str(self._scaler is not None), "parameters": repr(shapes)}
         mine |= {"device": self.device.type}
         if self.world_size > 1:
             expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
         caller = self.caller(self._what, self.group)
-        return meet(mine, self.settings.hierarchy, caller, self.rank, self.device)
+        met = meet(mine, self.settings.hierarchy, caller, self.rank, self.device)
+        if self.world_size > 1:
+            self.engine = self._make_engine(caller, met.name, self.streams, met.grouped)
+        return met
+
+    def _automatic(self, met: Met, named: Mapping[str, Tensor]) -> AutoCodec | None:
+        """What takes the place of codec="auto"; all ranks measure."""
+        if not self.settings.is_auto:
+            return None
+        ranks, ddp = Ranks(self.rank, met.hosts, met.grouped), self.ddp()
+        numels = expected_buckets(ddp, named) if self.is_wrapped else []
+        caller = self.caller(self._what, self.group)
+        return AutoCodec(self.engine, ranks, caller, self.settings, self.device, self.kind, numels)
+
+    def _tell(self, hosts: Hosts | None) -> None:
+        """Says once, on rank 0, what was found and chosen."""
+        if self.rank == 0 and hosts is not None:
+            say(f"zcomm: {self._what}: ranks are summed inside each host first, {hosts}")
+        if self.rank == 0 and self.auto is not None:
+            say(f"zcomm: {self._what}: {self.auto.choice}")
+
+    def settings_with(self, choice: Choice | None) -> Settings:
+        """The settings, if "auto" had chosen so; None: as they are."""
+        return self.settings if choice is None else self._given.chosen(choice.codec)
+
+    def specs_with(self, choice: Choice | None) -> dict[str, str]:
+        """The codec of each parameter, in the same way."""
+        settings, named = self.settings_with(choice), self.buckets.named.items()
+        return {name: settings.codec_of(name, p.numel()).spec for name, p in named}
+
+    def use_codec(self, choice: Choice) -> None:
+        """From now on: what codec="auto" has chosen. All ranks call it between steps."""
+        assert self.auto is not None
+        self.auto.choice = choice
+        self.settings = self.settings_with(choice)
+        self.buckets.use(self.settings)
 
     @property
     def sink(self) -> Sink | None:
@@ -133,6 +176,8 @@ class DdpCompressor(Compressor):
         return future
 
     def _begin_step(self) -> None:
+        if self.auto is not None:
+            self.auto.begin_step(self.step, self._exposed_s)
         self._expect_whole_world()
         self._synchronize()
         self._finite.begin()
@@ -141,6 +186,8 @@ class DdpCompressor(Compressor):
             self._follow_scale()
 
     def _submit(self, bucket: Any, buffer: Tensor, future: Any) -> None:
+        if self.auto is not None:
+            self.auto.take_bucket(buffer.numel())
         # First of all: it drops the local gradients.
         accumulate = self.sink is not None and self.sink.take(self.buckets.sunk_names(bucket))
         parts = self.buckets.parts(bucket, buffer, self.step)
@@ -205,6 +252,17 @@ class DdpCompressor(Compressor):
         self.unreduced.compare(self.buckets.reduced)
         self.buckets.end_step()
         self.observers.end_step()
+        if self.auto is not None and self.auto.is_due:
+            self._choose_again(self.auto)
+
+    def _choose_again(self, auto: AutoCodec) -> None:
+        before, choice = auto.choice, auto.decide_again(self.exchange, self.step)
+        if self.failed or choice is None:
+            return
+        self.use_codec(choice)
+        if self.rank == 0:
+            kept = "" if choice.codec != before.codec else " (kept)"
+            say(f"zcomm: step {self.step}: {choice}{kept}")
 
     def _decide(self) -> None:
         """The residuals of the last step count, if all of it was finite."""
@@ -268,6 +326,16 @@ class DdpCompressor(Compressor):
         self.engine.run(Job(what, ALL_GATHER, chunks, JobData(mine, whole), signature=what))
         return whole
 
+    def sum_runs(self, mine: Tensor, bounds: tuple[int, ...], what: str) -> Tensor:
+        """This rank's run of the sum of all ranks' fp32 tensors, uncompressed. Raises nothing."""
+        assert self.engine is not None
+        items = [Item("", PLAIN, bounds[-1], 0, bounds)]
+        size = self.engine.chunk_size(self.settings.chunk_size(self.world_size))
+        chunks = make_chunks(items, self.rank, self.world_size, size)
+        run = torch.zeros(bounds[self.rank + 1] - bounds[self.rank], device=mine.device)
+        self.engine.run(Job(what, REDUCE_SCATTER, chunks, JobData(mine, run), signature=what))
+        return run
+
     def _follow_scale(self) -> None:
         """Residuals are those of scaled gradients: they change with the scale."""
         scale = self._loss_scale.value()
@@ -289,6 +357,9 @@ class DdpCompressor(Compressor):
                 f"rank {self.rank}: expected Join with divide_by_initial_world_size=True, got "
                 "False: zcomm's means and residuals are those of all ranks"
             )
+
+    def choice(self) -> Choice | None:
+        return None if self.auto is None else self.auto.choice
 
     def describe(self) -> str:
         return f"{self.settings.codec}, step {self.step}, {self.world_size} ranks"

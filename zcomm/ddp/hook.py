@@ -11,13 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 from zcomm.base import arguments
 from zcomm.ddp.alone import is_world_of_one
 from zcomm.ddp.compressor import DdpCompressor
-from zcomm.engine.handle import Handle, SavedState
+from zcomm.ddp.saved_state import HookSavedState
+from zcomm.engine.handle import Handle
 from zcomm.sharding.hierarchy import Hierarchy
-from zcomm.sharding.settings import Codecs, Settings
+from zcomm.sharding.settings import AUTO, Codecs, Settings
 from zcomm.torch_private.ddp import comm_hooks, reduced_parameters, uncompiled
 from zcomm.transport.handshake import tells_others
-
-_SAVED_VERSION = 1
 
 
 def group_of_call(*args: Any, **kwargs: Any) -> Any:
@@ -29,7 +28,7 @@ def group_of_call(*args: Any, **kwargs: Any) -> Any:
 @tells_others("compress", group_of_call)
 def compress(
     ddp: nn.Module,
-    codec: Codecs | Hierarchy = "lm4",
+    codec: Codecs | Hierarchy = AUTO,
     *,
     scaler: Any = None,
     feedback: bool | float | None = None,
@@ -46,8 +45,9 @@ def compress(
     All ranks call it after wrapping the model and before training. In a world of one process the
     model may be unwrapped.
 
-    codec           a spec, a dict of patterns such as {"*.embed*": "int8", "*": "lm4"} (the first
-                    pattern that matches a parameter's name counts), or a zcomm.Hierarchy
+    codec           "auto" (measures the links and chooses), a spec, a dict of patterns such as
+                    {"*.embed*": "int8", "*": "lm4"} (the first pattern that matches a parameter's
+                    name counts), or a zcomm.Hierarchy
     scaler          the GradScaler, if the loop uses one
     feedback        error feedback: None (the codec's best), True, False, or a decay from 0 to 1
     start_step      earlier steps are uncompressed
@@ -118,7 +118,8 @@ class HookState:
     At the first bucket it finds its model and compares the settings of all ranks. `state.handle` is
     what zcomm.compress returns.
 
-    codec           a spec, a dict of name patterns and specs, or a zcomm.Hierarchy
+    codec           "auto" (measures the links and chooses), a spec, a dict of name patterns and
+                    specs, or a zcomm.Hierarchy
     scaler          the GradScaler, if the loop uses one
     feedback        error feedback: None (the codec's best), True, False, or a decay from 0 to 1
     start_step      earlier steps are uncompressed
@@ -132,7 +133,7 @@ class HookState:
 
     def __init__(
         self,
-        codec: Codecs | Hierarchy = "lm4",
+        codec: Codecs | Hierarchy = AUTO,
         *,
         scaler: Any = None,
         feedback: bool | float | None = None,
@@ -177,57 +178,17 @@ class HookState:
         ddp: nn.Module,
         compared: Mapping[str, str] | None = None,
         what: str = "compress",
+        kind: str = "all_reduce",
     ) -> DdpCompressor:
         """Creates the compressor. A collective call: all ranks must have the same `compared`."""
         if self._compressor is None:
-            self._compressor = DdpCompressor(ddp, self.settings, self.scaler, compared, what)
+            compared = compared or {}
+            self._compressor = DdpCompressor(ddp, self.settings, self.scaler, compared, what, kind)
         return self._compressor
 
     def compressor(self, bucket: Any) -> DdpCompressor:
         what = "the first backward with HookState"
         return self._compressor or self.bind(_model_of(self, bucket), what=what)
-
-
-class HookSavedState(SavedState):
-    """This rank's residuals, keyed by parameter name, and the step."""
-
-    def __init__(self, compressor: DdpCompressor) -> None:
-        self._compressor = compressor
-
-    def state_dict(self) -> dict[str, Any]:
-        compressor = self._compressor
-        compressor.synchronize()
-        compressor.buckets.hold_all()
-        return {
-            "version": _SAVED_VERSION,
-            "step": compressor.step,
-            "scale": compressor.scale,
-            "rank": compressor.rank,
-            "world_size": compressor.world_size,
-            "hosts": str(compressor.feedback.hosts),
-            "codecs": {name: item.codec.spec for name, item in compressor.buckets.items.items()},
-            "residuals": compressor.feedback.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where the state was saved; refuses another run's before it writes."""
-        mine, rank = self.state_dict(), self._compressor.rank
-        if not isinstance(state, Mapping) or set(state) != set(mine):
-            got = str(sorted(state)) if isinstance(state, Mapping) else arguments.describe(state)
-            raise ValueError(
-                f"rank {rank}: load_state_dict: expected what handle.state_dict() returned, "
-                f"a dict with {sorted(mine)}, got {got}"
-            )
-        for field in ("version", "world_size", "rank", "hosts", "codecs"):
-            if state[field] != mine[field]:
-                expected, got = arguments.first_difference(mine[field], state[field])
-                raise ValueError(
-                    f"rank {rank}: load_state_dict: expected {field} {expected}, got {got}; load "
-                    "each rank's own state into the same model, codecs and number of ranks"
-                )
-        self._compressor.feedback.load_state_dict(state["residuals"])
-        self._compressor.step = int(state["step"])
-        self._compressor.scale = float(state["scale"])
 
 
 # No annotations: torch refuses them where they are strings.

@@ -66,6 +66,10 @@ class Compressor(ABC):
     @abstractmethod
     def describe(self) -> str: ...
 
+    @abstractmethod
+    def choice(self) -> Any:
+        """What codec="auto" has chosen; None if a codec was given."""
+
     def transport(self) -> str:
         """What chunks go over. The process groups of an FSDP2 model may differ."""
         routes = dict.fromkeys(engine.transport.route for engine in self.engines())

@@ -57,6 +57,13 @@ class Handle:
         "gloo: the ranks of the group are on several hosts"."""
         return self._compressor.transport()
 
+    @property
+    def choice(self) -> Any:
+        """What codec="auto" has chosen, and why; None if a codec was given. Print it; `codec` is
+        the codec, `options` has what was expected of each, and `str(handle.choice)` says how to pin
+        it. It may change once, after the first steps of training."""
+        return self._compressor.choice()
+
     def buffer_nbytes(self) -> int:
         """Memory that the engine holds, apart from residuals; its shared segment is part of it."""
         return self._compressor.buffer_nbytes()

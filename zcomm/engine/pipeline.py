@@ -91,7 +91,7 @@ class Pipeline:
         to_owners, to_all = self._over(there, _to_owners), self._over(back, _to_all)
         if local is None:
             return [
-                Stage("reduce-scatter between hosts", there, self.encode_alone, to_owners),
+                Stage("reduce-scatter between hosts", there, self.encode, to_owners),
                 Stage("all-gather between hosts", back, prepare, to_all),
             ]
         publish = self._publish if share else self._over(local.reduce, _to_neighbours)
@@ -209,12 +209,9 @@ class Pipeline:
     # Before a hop.
 
     def encode(self, transit: Transit) -> None:
-        """The caller's tensor, each owner's frame for that owner."""
+        """The caller's tensor, each owner's frame for that owner. (A rank that is alone on its host
+        is the deputy of all owners: what it sends between hosts is its whole wire.)"""
         self._encode_source(transit, transit.whole, transit.sent)
-
-    def encode_alone(self, transit: Transit) -> None:
-        """The same for a rank that is alone on its host: what it has is its host's sum."""
-        self._encode_source(transit, transit.coded, transit.sent)
 
     def encode_local(self, transit: Transit) -> None:
         """The caller's tensor, for the ranks of this host; without feedback."""

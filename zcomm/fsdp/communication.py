@@ -20,13 +20,13 @@ from zcomm.fsdp.modules import (
 )
 from zcomm.fsdp.state import FsdpSavedState
 from zcomm.sharding.hierarchy import Hierarchy
-from zcomm.sharding.settings import Codecs, Settings
+from zcomm.sharding.settings import AUTO, Codecs, Settings, of_parameters
 from zcomm.torch_private.fsdp import AllGather, ReduceScatter
 
 
 def compress(
     model: Any,
-    codec: Codecs | Hierarchy = "lm4",
+    codec: Codecs | Hierarchy = AUTO,
     param_codec: Codecs | None = None,
     *,
     feedback: bool | float | None = None,
@@ -43,7 +43,8 @@ def compress(
     All ranks call it after the last fully_shard and before training. The shards that the optimizer
     updates are never encoded.
 
-    codec           of the gradients: a spec, a dict of name patterns and specs, or a Hierarchy
+    codec           of the gradients: "auto" (measures the links and chooses), a spec, a dict of
+                    name patterns and specs, or a Hierarchy
     param_codec     of the parameters when forward and backward gather them; None: exact
     feedback        error feedback: None (the codec's best), True, False, or a decay from 0 to 1
     start_step      earlier steps are uncompressed
@@ -145,11 +146,12 @@ class GatherWork(torch.distributed.Work):
 def _with_small_residuals(settings: Settings) -> Settings:
     """With int8 residuals, or bf16 where a codec's feedback decays: int8 residuals cannot."""
     decays = any(isinstance(settings.mode(used), float) for used in settings.codecs())
-    return replace(settings, residual_dtype=torch.bfloat16 if decays else torch.int8)
+    codec = settings.hierarchy or settings.codec
+    return replace(settings, codec=codec, residual_dtype=torch.bfloat16 if decays else torch.int8)
 
 
 def _param_settings(codec: Codecs, min_numel: int) -> Settings:
-    made = Settings(codec, min_numel=min_numel)
+    made = of_parameters(codec, min_numel)
     for used in made.codecs():
         if used.needs_feedback:
             raise ValueError(

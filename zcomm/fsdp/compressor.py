@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zcomm.base import arguments
+from zcomm.base.host import this_host
+from zcomm.base.log import say
 from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData
@@ -24,13 +26,15 @@ from zcomm.engine.streams import streams_of
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.routes import ModuleRoutes
 from zcomm.sharding.chunks import ChunkSize
-from zcomm.sharding.hierarchy import Hosts, announced, met_hosts
+from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings
 from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
 from zcomm.transport import channels
-from zcomm.transport.handshake import agree, fresh_name, grouping
+from zcomm.transport.handshake import Caller, Met, agree, announcement
 from zcomm.transport.restarts import expect_fresh_store
+from zcomm.tuning.choice import Choice, decide, expect_may_choose
+from zcomm.tuning.measure import Ranks
 
 
 class FsdpCompressor(Compressor):
@@ -52,6 +56,7 @@ class FsdpCompressor(Compressor):
         self.routes = ModuleRoutes(
             modules, settings, param_settings, self.feedback, self._chunk_size, self.hosts
         )
+        self._choice: Choice | None = None
         self._task = -1  # the backward() in progress
         self._reducing: deque[Job] = deque()  # reduce-scatters that nobody has waited for
         self._gathering: Job | None = None  # the last all-gather
@@ -62,6 +67,8 @@ class FsdpCompressor(Compressor):
 
     def _meet(self) -> None:
         """Compares settings with all ranks, and makes an engine for each process group."""
+        if self.settings.is_auto:
+            expect_may_choose()
         mine = self._compared()
         for ranks, module in {self._ranks(module): module for module in self.modules}.items():
             channels.expect_sender(self.device, module.process_group, "zcomm.fsdp.compress")
@@ -71,18 +78,41 @@ class FsdpCompressor(Compressor):
                 self.caller("zcomm.fsdp.compress", group) for group in groups if group is not None
             ]
             first = module.replica * module.world_size
-            said = {**announced(), "name": fresh_name()}
-            everyone = agree(mine, callers, first + module.rank, said)
+            everyone = agree(mine, callers, first + module.rank, announcement())
             if module.world_size > 1:
-                group = module.process_group
                 ours = everyone[first : first + module.world_size]
-                grouped = grouping(self.settings.hierarchy, self.device)
-                hosts = self._hosts[ranks] = met_hosts(grouped, ours, group, module.rank)
+                hierarchy, group = self.settings.hierarchy, module.process_group
+                met = Met.of(ours, hierarchy, group, module.rank, self.device)
+                self._hosts[ranks] = met.grouped
                 # A side stream for each group: on a shared one, hops of two groups would wait for
                 # each other, on another rank in another order.
                 streams = streams_of(self.device)
-                name = everyone[first]["name"]
-                self._engines[ranks] = self._make_engine(callers[0], name, streams, hosts)
+                self._engines[ranks] = self._make_engine(callers[0], met.name, streams, met.grouped)
+                if self.settings.is_auto:  # one choice for all modules
+                    self._choose(module, Ranks(module.rank, met.hosts, met.grouped), callers)
+        if self.settings.is_auto:
+            self._choose(module, Ranks(0, [this_host()], None), [])
+
+    def _choose(self, module: ShardedModule, ranks: Ranks, callers: list[Caller]) -> None:
+        """What takes the place of codec="auto"."""
+        two_hops = self.settings.two_hops(ranks.grouped)
+        numels = [m.numel(m.parameters) for m in self.modules]
+        self._choice, _ = decide(
+            self._engines.get(self._ranks(module)),
+            ranks,
+            callers,
+            self.settings.threads,
+            two_hops,
+            self.device,
+            "reduce_scatter",
+            numels,
+        )
+        self.settings = self.routes.settings = self.settings.chosen(self._choice.codec)
+        if dist.get_rank() == 0:
+            say(f"zcomm: fsdp.compress: {self._choice}")
+
+    def choice(self) -> Choice | None:
+        return self._choice
 
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""

@@ -113,6 +113,6 @@ class ModuleRoutes:
         ]
 
     def specs(self, p: ShardedParameter) -> tuple[str, str]:
-        """What its gradient is sent with, and what it is gathered with."""
-        gathered = self.param_codec(p)
-        return self.codec(p).spec, "exactly" if gathered is None else gathered.spec
+        """What its gradient is sent with (perhaps "auto"), and what it is gathered with."""
+        gathered, sent = self.param_codec(p), self.settings.spec_of(p.name, p.numel)
+        return sent, "exactly" if gathered is None else gathered.spec

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from zcomm.ddp.hook import HookState, compress
 from zcomm.engine.handle import Handle
 from zcomm.sharding.hierarchy import Hierarchy
-from zcomm.sharding.settings import Codecs
+from zcomm.sharding.settings import AUTO, Codecs
 from zcomm.torch_private.ddp import uncompiled
 
 
@@ -22,7 +22,7 @@ class Registration:
 
     def __init__(
         self,
-        codec: Codecs | Hierarchy = "lm4",
+        codec: Codecs | Hierarchy = AUTO,
         *,
         scaler: Any = None,
         resume: bool = True,

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ SHAPE = "burst 256kb latency 100ms"
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
+# How many hosts share the ranks evenly, or how many ranks each host has; None: all on loopback.
+Spread = int | Sequence[int] | None
+
+
 class NoHosts(UsageError):
     """This machine cannot emulate hosts; the message says why."""
 
@@ -44,32 +48,46 @@ def run(
     world_size: int,
     fn: Callable[..., Any],
     *args: Any,
-    hosts: int | None = None,
+    hosts: Spread = None,
     rate: str | None = None,
     timeout_s: float = 3600.0,
 ) -> list[Any]:
     """Runs `fn(rank, world_size, *args)` on each rank and returns the results.
 
-    Without `hosts` the ranks are on loopback. `rate` is that of each host's link, such as 1gbit.
+    `hosts` is how many there are, or how many ranks each has, as in (3, 1); without, the ranks are
+    on loopback. `rate` is that of each host's link, such as 1gbit.
     """
     with world(world_size, hosts, rate) as started:
         return started.run(fn, *args, timeout_s=timeout_s)
 
 
 @contextlib.contextmanager
-def world(world_size: int, hosts: int | None, rate: str | None) -> Iterator[World]:
-    """Ranks, spread evenly over `hosts` and numbered as by torchrun; without, on loopback."""
+def world(world_size: int, hosts: Spread, rate: str | None) -> Iterator[World]:
+    """Ranks on hosts, numbered host by host as by torchrun; without `hosts`, on loopback."""
     if (hosts is None) != (rate is None):
         raise ValueError(f"expected both hosts and a rate, or neither, got {hosts} and {rate}")
-    if world_size % (hosts or 1):
-        raise ValueError(f"expected a multiple of {hosts} hosts as ranks, got {world_size}")
-    each = world_size // (hosts or 1)
-    with ended_by_signals(), network(hosts, rate) as prefixes:
-        interface = INTERFACE if hosts else LOOPBACK
-        env = {"GLOO_SOCKET_IFNAME": interface, "LOCAL_WORLD_SIZE": str(each)}
-        of_ranks = [prefix for prefix in prefixes for _ in range(each)]
+    counts = ranks_of_hosts(world_size, hosts)
+    with ended_by_signals(), network(None if hosts is None else len(counts), rate) as prefixes:
+        env = {"GLOO_SOCKET_IFNAME": LOOPBACK if hosts is None else INTERFACE}
+        of_ranks = [
+            [*prefix, "env", f"LOCAL_WORLD_SIZE={count}"]
+            for prefix, count in zip(prefixes or [[]], counts)
+            for _ in range(count)
+        ]
         with World(world_size, group_timeout_s=300, env=env, prefixes=of_ranks) as started:
             yield started
+
+
+def ranks_of_hosts(world_size: int, hosts: Spread) -> list[int]:
+    """How many ranks each host has."""
+    if hosts is None or isinstance(hosts, int):
+        count = 1 if hosts is None else hosts
+        if count < 1 or world_size % count:
+            raise ValueError(f"expected a multiple of {hosts} hosts as ranks, got {world_size}")
+        return [world_size // count] * count
+    if sum(hosts) != world_size or min(hosts) < 1:
+        raise ValueError(f"expected hosts that have {world_size} ranks in all, got {hosts}")
+    return list(hosts)
 
 
 def sent_bytes() -> float:

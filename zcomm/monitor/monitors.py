@@ -25,7 +25,6 @@ for all of it. torch must be told to profile that thread:
 
 from __future__ import annotations
 
-import logging
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from zcomm.base import arguments
+from zcomm.base.log import say
 from zcomm.ddp.buckets import Part
 from zcomm.ddp.compressor import DdpCompressor
 from zcomm.engine.handle import Handle
@@ -197,7 +197,7 @@ class Log(Monitor):
         every = arguments.count(every, "every", least=1)
         # The smallest multiple of `every`, so that lines with norms come when lines are due.
         super().__init__(handle, every, every * -(-_LAYERS_EVERY // every))
-        self._write = write or _log
+        self._write = write or say
         self._all_ranks = all_ranks
         if all_ranks or compressor_of(handle).rank == 0:
             self.attach()
@@ -222,14 +222,6 @@ def line_of(sample: Sample, with_rank: bool = False) -> str:
     if sample.residual_norm is not None:
         words[-1] += f", residual {sample.residual_norm:.3g}"
     return f"zcomm{f' rank {sample.rank}' if with_rank else ''} {'; '.join(words)}"
-
-
-def _log(line: str) -> None:
-    logger = logging.getLogger("zcomm")
-    if logger.hasHandlers():
-        logger.info(line)
-    else:
-        print(line, flush=True)
 
 
 def compressor_of(handle: Any) -> DdpCompressor:

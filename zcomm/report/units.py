@@ -58,6 +58,11 @@ def show_rate(bytes_per_s: float) -> str:
     return _show(bytes_per_s, "B/s")
 
 
+def show_bit_rate(bytes_per_s: float) -> str:
+    """As networks are sold: 1.00 Gbit/s."""
+    return _show(8 * bytes_per_s, "bit/s")
+
+
 def _show(value: float, unit: str) -> str:
     for prefix in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or prefix == "T":

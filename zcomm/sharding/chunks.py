@@ -212,12 +212,12 @@ class Hops:
         self.local = Chunk(inside, own_last(hosts.neighbours, hosts.rank), 0, chunk.raw)
         across = list(chunk.pieces)  # a rank alone on its host encodes them where they lie
         if not hosts.is_alone:
+            # Found by their offsets: items without a parameter, such as padding, share a key.
             summed = {
-                (p.item.key, p.start): s.offset
-                for p, s in zip(self.local.own_pieces, self.local.own.segments)
+                p.offset: s.offset for p, s in zip(self.local.own_pieces, self.local.own.segments)
             }
             ours = [p for p in chunk.pieces if _neighbour(hosts, p.owner) == hosts.rank]
-            across = [p._replace(offset=summed[p.item.key, p.start]) for p in ours]
+            across = [p._replace(offset=summed[p.offset]) for p in ours]
         senders = own_last(hosts.owners, hosts.rank)
         self.across = Chunk(
             across, senders, 0, chunk.raw, sources=hosts.sources, members=hosts.column

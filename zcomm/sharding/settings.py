@@ -1,7 +1,7 @@
 """Settings: checked when constructed; all ranks must have the same."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -15,6 +15,8 @@ from zcomm.sharding.residual_store import Mode
 
 # A codec's spec, or a dict that maps patterns of parameter names to specs.
 Codecs = str | Codec | Mapping[str, str | Codec]
+# In place of a spec: zcomm.tuning chooses one before the first step.
+AUTO = "auto"
 PLAIN = codec("none")
 # The codec that sends each dtype exactly.
 EXACT = {
@@ -31,7 +33,7 @@ _NOT_COMPARED = ("threads",)  # changes the speed, not the result
 class Settings:
     """The checked settings of `zcomm.compress`, which describes them."""
 
-    codec: Codecs | Hierarchy = "lm4"
+    codec: Codecs | Hierarchy = AUTO
     feedback: bool | float | None = None
     start_step: int = 0
     chunk_mb: float | None = None
@@ -96,13 +98,30 @@ class Settings:
         return self.codec
 
     def codecs(self) -> list[Codec]:
-        return [codec(spec) for spec in self.codecs_by_pattern().values()]
+        """Those that are given."""
+        return [codec(spec) for spec in self.codecs_by_pattern().values() if spec != AUTO]
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether a codec is still to be chosen."""
+        return AUTO in self.codecs_by_pattern().values()
+
+    def chosen(self, spec: str) -> "Settings":
+        """The same with a codec in place of "auto"."""
+        codecs = {p: spec if s == AUTO else s for p, s in self.codecs_by_pattern().items()}
+        if self.hierarchy is None:
+            return replace(self, codec=codecs)
+        return replace(self, codec=replace(self.hierarchy, across=codecs))
 
     def codec_of(self, name: str, numel: int) -> Codec:
         """The codec of a parameter; refuses a name that no pattern matches."""
+        return codec(self.spec_of(name, numel))
+
+    def spec_of(self, name: str, numel: int) -> str:
+        """The same, as it was given: perhaps "auto"."""
         for pattern, spec in self.codecs_by_pattern().items():
             if fnmatchcase(name, pattern):
-                return PLAIN if numel < self.min_numel else codec(spec)
+                return PLAIN.spec if numel < self.min_numel else spec
         patterns = ", ".join(map(repr, self.codecs_by_pattern()))
         raise ValueError(
             f"codec: expected a pattern that matches parameter {name!r}, got {patterns}; "
@@ -134,6 +153,17 @@ class Settings:
         return {name: text for name, text in texts.items() if name not in _NOT_COMPARED}
 
 
+def of_parameters(codec: Codecs, min_numel: int) -> Settings:
+    """The settings of `param_codec`."""
+    made = Settings(codec, min_numel=min_numel)
+    if made.is_auto:
+        raise ValueError(
+            "param_codec: expected a codec, got 'auto', which chooses for gradients only; omit it "
+            "for exact parameters, or give a codec, such as 'int8'"
+        )
+    return made
+
+
 SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
 
 
@@ -163,7 +193,7 @@ def _checked_codecs(given: object) -> dict[str, str]:
     for pattern in given:
         if not isinstance(pattern, str):
             raise TypeError(f"codec: expected patterns as str, got {arguments.describe(pattern)}")
-    return {pattern: codec(spec).spec for pattern, spec in given.items()}
+    return {pattern: AUTO if spec == AUTO else codec(spec).spec for pattern, spec in given.items()}
 
 
 def _checked_feedback(given: object) -> bool | float | None:

@@ -58,6 +58,11 @@ class Channel:
         work: dist.Work = c10d.all_to_all(self._group)(out, send, out_splits, send_splits)
         return work
 
+    def all_reduce(self, t: Tensor) -> "dist.Work":
+        """Starts torch's own, to compare with."""
+        work: dist.Work = self._group.allreduce([t])
+        return work
+
     def abandon(self) -> None:
         """Keeps the group alive forever.
 
@@ -110,8 +115,8 @@ class Transport:
         groups = _Groups(group, store, timeout_s + grace_s, self.deadline_s, device)
         self.check = Channel(partial(groups.gloo, everyone, "check")) if in_order else None
         self.flat = groups.channels(everyone, "all", in_order)
-        together = hosts is not None and not hosts.is_alone
-        self.local = groups.channels(hosts.neighbours, "local", in_order) if together else None
+        inside = hosts.neighbours if hosts and not hosts.is_alone else ()
+        self.local = groups.channels(inside, "local", in_order) if inside else None
         self.across = groups.channels(hosts.column, "across", in_order) if hosts else None
         self._backend = c10d.backend_of(group, device).name()
         self.ring: Ring | NoSharedMemory = NoSharedMemory("the tensors are not on the CPU")

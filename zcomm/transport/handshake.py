@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from zcomm.base.host import Host
 from zcomm.sharding.hierarchy import FOUND, Hierarchy, Hosts, announced, met_hosts
 from zcomm.sharding.settings import expect_same
 from zcomm.torch_private import c10d
@@ -228,20 +229,46 @@ def _tell(caller: Caller, error: BaseException) -> None:
         meeting.given_up = True  # the store is gone: the others find out by themselves
 
 
+class Met(NamedTuple):
+    """A name that all ranks share and none used before, and where each of them is.
+
+    `grouped`: how they are grouped, if chunks make two hops.
+    """
+
+    name: str
+    hosts: list[Host]
+    grouped: Hosts | None
+
+    @staticmethod
+    def of(
+        everyone: Sequence[Mapping[str, str]],
+        hierarchy: Hierarchy | None,
+        group: Any,
+        rank: int,
+        device: torch.device,
+    ) -> "Met":
+        """From what agree() returned, in the order of the group."""
+        hosts = [Host.loads(one["host"]) for one in everyone]
+        grouped = met_hosts(grouping(hierarchy, device), everyone, group, rank)
+        return Met(everyone[0]["name"], hosts, grouped)
+
+
 def meet(
     compared: Mapping[str, str],
     hierarchy: Hierarchy | None,
     caller: Caller,
     rank: int,
     device: torch.device,
-) -> tuple[str, Hosts | None]:
-    """A name that all ranks share and none used before, and where each of them is.
-
-    Refuses settings that are not the same on all ranks. All of them call it.
-    """
+) -> Met:
+    """Refuses settings that are not the same on all ranks. All of them call it."""
     expect_fresh_store(caller.group)
-    everyone = agree(compared, [caller], rank, {**announced(), "name": fresh_name()})
-    return everyone[0]["name"], met_hosts(grouping(hierarchy, device), everyone, caller.group, rank)
+    everyone = agree(compared, [caller], rank, announcement())
+    return Met.of(everyone, hierarchy, caller.group, rank, device)
+
+
+def announcement() -> dict[str, str]:
+    """What this rank says of itself: its host, and a name that it proposes."""
+    return {**announced(), "name": fresh_name()}
 
 
 def grouping(hierarchy: Hierarchy | None, device: torch.device) -> Hierarchy | None:
@@ -262,13 +289,14 @@ def agree(
     """
     text = json.dumps(dict(compared), sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    everyone = _everyones({**(said or {}), "settings": digest}, callers)
+    everyone = everyones({**(said or {}), "settings": digest}, callers)
     if len({one["settings"] for one in everyone}) > 1:
-        expect_same(_everyones(dict(compared), callers), rank)
+        expect_same(everyones(dict(compared), callers), rank)
     return everyone
 
 
-def _everyones(mine: Any, callers: Sequence[Caller]) -> list[Any]:
+def everyones(mine: Any, callers: Sequence[Caller]) -> list[Any]:
+    """What each rank says. The groups of a second caller connect those of the first."""
     found = [mine]
     for caller in callers:
         found = [one for theirs in caller.gather_json(found) for one in theirs]

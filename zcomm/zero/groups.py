@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zcomm.base import arguments
+from zcomm.codecs import codec
 from zcomm.ddp.compressor import DdpCompressor
 from zcomm.sharding.settings import Settings
+from zcomm.tuning.choice import Choice
 from zcomm.zero.elementwise import OptimizerSpec, options_of
 from zcomm.zero.parameter_gather import difference_codec, needs_master
 from zcomm.zero.shards import GradientShards, Shard
@@ -114,9 +116,10 @@ class ShardedGroups:
         """Whether a parameter is gathered as differences."""
         return difference_codec(self._param_settings, shard) is not None
 
-    def identity(self) -> dict[str, Any]:
-        """What a saved state must have in common with this optimizer."""
-        settings, items = self.compressor.settings, self.compressor.buckets.items
+    def identity(self, choice: Choice | None = None) -> dict[str, Any]:
+        """What a saved state must have in common with this optimizer, once it has taken a choice
+        of codec="auto"."""
+        settings, specs = self.compressor.settings_with(choice), self.compressor.specs_with(choice)
         return {
             "optimizer": self.spec.optimizer_class.__qualname__,
             "codec": dict(settings.codecs_by_pattern()),
@@ -125,11 +128,11 @@ class ShardedGroups:
                 name: [shard.item.numel, str(shard.flat.dtype)]
                 for name, shard in self.shards.items()
             },
-            "codecs": {name: item.codec.spec for name, item in items.items()},
+            "codecs": specs,
             "param_groups": self.names(),
             "state": [sorted(self.spec.state_kinds(group)) for group in self.groups],
             "feedback": {
-                name: mode for name, item in items.items() if (mode := settings.mode(item.codec))
+                name: mode for name, spec in specs.items() if (mode := settings.mode(codec(spec)))
             },
         }
 

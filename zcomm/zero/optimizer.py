@@ -20,7 +20,7 @@ from zcomm.ddp.hook import HookState, group_of_call, model_without_hook, registe
 from zcomm.ddp.observers import WeakHook
 from zcomm.ddp.parameters import trainable
 from zcomm.sharding.hierarchy import Hierarchy
-from zcomm.sharding.settings import SETTING_NAMES, Codecs, Settings
+from zcomm.sharding.settings import SETTING_NAMES, Codecs, Settings, of_parameters
 from zcomm.torch_private import foreach, state_dicts
 from zcomm.torch_private.autograd import Range, eager
 from zcomm.transport.handshake import tells_others
@@ -45,8 +45,8 @@ class ZeroOptimizer(Optimizer):
     ddp              the wrapped model; in a world of one process it may be unwrapped
     optimizer_class  a class of torch.optim that updates element by element
     params           as for any optimizer: None (all that are trained), an iterable, or groups
-    codec            of the gradients: "none" (exact), a spec, a dict of name patterns and specs, or
-                     a Hierarchy
+    codec            of the gradients: "none" (exact), "auto" (measures and chooses), a spec, a dict
+                     of name patterns and specs, or a Hierarchy
     param_codec      of the parameters, as differences; None gathers them exactly
     lr               the learning rate; None: the default of `optimizer_class`
     scaler           the GradScaler, if the loop uses one
@@ -104,7 +104,7 @@ class ZeroOptimizer(Optimizer):
         for group in self.param_groups:
             spec.state_kinds(group)
         both = compared(spec, param_settings, self.param_groups, named)
-        self.compressor = hook_state.bind(model, both, "ZeroOptimizer")
+        self.compressor = hook_state.bind(model, both, "ZeroOptimizer", "reduce_scatter")
         self.handle = hook_state.handle
         self._gradients = self._make_gradients(model)
         self._groups = ShardedGroups(
@@ -327,7 +327,7 @@ def _param_settings(codec: Codecs | None, min_numel: int) -> Settings | None:
             "ZeroOptimizer: expected param_codec as a codec or patterns, got a Hierarchy: "
             "give that as codec=; parameters then take the same way"
         )
-    return None if codec is None else Settings(codec, min_numel=min_numel)
+    return None if codec is None else of_parameters(codec, min_numel)
 
 
 def _checksum(flat: Tensor) -> int:

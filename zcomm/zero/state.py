@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from zcomm.base import arguments
 from zcomm.ddp.compressor import DdpCompressor
+from zcomm.ddp.saved_state import resume_choice, resumed_choice
 from zcomm.sharding.checkpoint_tensors import ResidualRow, SavedRow, SharedCopy, StateShard
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.zero.elementwise import ELEMENT, options_of
@@ -40,6 +41,8 @@ def state_dict(groups: ShardedGroups) -> dict[str, Any]:
         "world_size": compressor.world_size,
         "step": compressor.step,
         "scale": compressor.scale,
+        "hosts": str(compressor.feedback.hosts),
+        "choice": "" if compressor.auto is None else compressor.auto.choice.dumps(),
         "initialised": [s.name for s in groups.shards.values() if groups.inner.state.get(s.tensor)],
     }
     masters = [shard for shard in groups.shards.values() if shard.has_master and shard.item.numel]
@@ -68,6 +71,7 @@ def load_state_dict(groups: ShardedGroups, state: Mapping[str, Any]) -> list[tup
     """
     groups.compressor.synchronize()
     about = checked_about(groups, state)
+    resume_choice(groups.compressor, about.get("choice", ""), about.get("hosts", "None"))
     loaded = [_Loaded(shard, kinds, state) for _, shard, kinds in groups.numbered()]
     rows = _checked_rows(groups.compressor, state["residuals"]["sent"])
     for group, saved in zip(groups.groups, state["param_groups"]):
@@ -197,7 +201,11 @@ def checked_about(groups: ShardedGroups, state: Mapping[str, Any]) -> dict[str, 
             f"of an ordinary optimizer, got {got}"
         )
     about: dict[str, Any] = json.loads(state["about"])
-    mine = json.loads(json.dumps({**groups.identity(), "version": _VERSION}))
+    compressor = groups.compressor
+    choice = resumed_choice(compressor, about.get("choice", ""), about.get("hosts", "None"))
+    mine = json.loads(json.dumps({**groups.identity(choice), "version": _VERSION}))
+    if compressor.auto is not None and choice is None:  # it keeps its own
+        mine |= {field: about.get(field) for field in ("codec", "codecs", "feedback")}
     for field, expected in mine.items():
         if about.get(field) != expected:
             what, theirs = arguments.first_difference(expected, about.get(field))

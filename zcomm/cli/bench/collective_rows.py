@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import zcomm
 from zcomm.cli.bench.collective_tasks import Key, Timing, Timings, shard_numel_of
-from zcomm.planning.cost import ENCODINGS, OWN
 from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.hierarchy import hosts_of
 from zcomm.sharding.owners import even_bounds, owner_bounds
+from zcomm.tuning.cost import ENCODINGS, OWN
 
 OWN_ERROR = 1e-12  # the backend's own collectives round their sums
 ERRORS_BLOCK = 128
@@ -100,7 +100,7 @@ def wire_nbytes(key: Key, nbytes: int, world_size: int, per_host: int = 1) -> in
         bounds = owner_bounds([(shard * world_size, block_of(codec))], world_size)[0]
     item = Item("", codec, bounds[-1], 0, bounds)
     hosts = hosts_of([str(r // per_host) for r in range(world_size)], 0)
-    two_hops = TwoHops(hosts, zcomm.codec(key.local)) if key.local and hosts else None
+    two_hops = TwoHops(hosts, zcomm.codec(key.local or "none")) if hosts else None
     size = best_chunk_size(world_size)
     chunks = make_chunks([item], 0, world_size, size, two_hops=two_hops)
     first = sum(map(reduced_nbytes, chunks)) if kind != "all_gather" else 0

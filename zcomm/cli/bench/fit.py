@@ -5,14 +5,12 @@ codecs: their CPU time gives the cost of a byte and of a chunk, their wall time 
 overlap.
 """
 
-import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,11 +21,11 @@ from zcomm.cli.bench.collective_tasks import Key, Timings, measure
 from zcomm.codecs import SPECS
 from zcomm.launch import machine
 from zcomm.launch.launchers import LOOPBACK, Launcher
-from zcomm.planning import cost
-from zcomm.planning.codec_costs import CodecCost, measure_costs
-from zcomm.planning.cost import KINDS, OWN, Cluster, Profile
 from zcomm.report.table import whole
 from zcomm.report.units import parse_rate, show_bytes, show_rate, show_seconds
+from zcomm.tuning import cost, fit
+from zcomm.tuning.codec_costs import measure_costs
+from zcomm.tuning.cost import KINDS, OWN, Cluster, Profile
 
 # Enough sizes to separate latency, bandwidth and codec.
 SIZES = (64 << 10, 8 << 20, 32 << 20, 64 << 20)
@@ -67,7 +65,17 @@ def fitted(
         keys = [Key(kind, codec) for kind in KINDS for codec in (OWN, *codecs)]
         rows += rows_of(size, launcher.run(measure_over_gloo, size, keys, rounds))
     about = machine.describe(zcomm.__version__) | {"ranks": launcher.ranks, "link": launcher.link}
-    return profile_of(rows, costs, message_s, bytes_per_s, about), rows
+    cluster = cluster_of(launcher.ranks, bytes_per_s)
+    profile = fit.profile_of(rows, costs, message_s, about, cluster)
+    if launcher.link != LOOPBACK and launcher.link.endswith("bit"):
+        nominal = parse_rate(launcher.link) / 8
+        profile = replace(profile, efficiency=min(bytes_per_s / nominal, 1.0))
+    return profile, rows
+
+
+def cluster_of(ranks: int, bytes_per_s: float) -> Cluster:
+    """Each rank has its own link, and all are on this machine."""
+    return Cluster(ranks, 1, ranks, os.cpu_count() or 1, bytes_per_s)
 
 
 def measure_over_gloo(
@@ -115,86 +123,6 @@ def measure_bandwidth(rank: int, world_size: int) -> float:
     return statistics.median(rates)
 
 
-def profile_of(
-    rows: Sequence[Row],
-    costs: dict[str, CodecCost],
-    message_s: float,
-    bytes_per_s: float,
-    about: dict[str, Any],
-) -> Profile:
-    """Fits the parameters, from one kind of measurement after the other."""
-    profile = Profile(
-        about=about,
-        cores=os.cpu_count() or 1,
-        latency_s=1e-3,
-        chunk_s=2e-4,
-        message_s=message_s,
-        wire_s=1e-9,
-        unhidden=0.3,
-        bytes_per_s=bytes_per_s,
-        efficiency=cost.USUAL_EFFICIENCY,
-        own_step_s=2e-4,
-        own_wire_s=1e-9,
-        codecs=costs,
-    )
-    coded = [row for row in rows if row.codec != OWN]
-    own = [row for row in rows if row.codec == OWN and row.kind == "all_reduce"]
-    profile = closest(profile, ("chunk_s", "wire_s"), coded, predicted_cpu_s, lambda row: row.cpu_s)
-    profile = closest(profile, ("latency_s", "unhidden"), coded, predicted_s, lambda row: row.s)
-    largest = max(own, key=lambda row: row.nbytes)
-    profile = replace(profile, own_wire_s=largest.cpu_s / largest.wire_nbytes)
-    profile = closest(profile, ("own_step_s",), own, predicted_s, lambda row: row.s)
-    if about["link"] != LOOPBACK and about["link"].endswith("bit"):
-        nominal = parse_rate(about["link"]) / 8
-        profile = replace(profile, efficiency=min(profile.bytes_per_s / nominal, 1.0))
-    return profile
-
-
-def predicted_s(profile: Profile, row: Row) -> float:
-    # Each rank has its own link, and all are on this machine.
-    cluster = Cluster(row.ranks, 1, row.ranks, profile.cores, profile.bytes_per_s)
-    return cost.estimate(profile, row.kind, row.nbytes // 4, row.codec, cluster).s
-
-
-def predicted_cpu_s(profile: Profile, row: Row) -> float:
-    load = cost.load_of(row.kind, row.nbytes // 4, row.codec, row.ranks)
-    return sum(cost.cpu_parts(profile, load))
-
-
-def closest(
-    profile: Profile,
-    names: Sequence[str],
-    rows: Sequence[Row],
-    predict: Callable[[Profile, Row], float],
-    measured: Callable[[Row], float],
-) -> Profile:
-    """Changes the named parameters so that predictions are closest, as ratios.
-
-    A pattern search: it tries each parameter times and divided by a factor, which shrinks when
-    neither helps. There are few parameters and rows, and all parameters stay above 0.
-    """
-
-    def off(candidate: Profile) -> float:
-        # Not squared, so that one disturbed row does not pull the others.
-        return sum(abs(math.log(predict(candidate, row) / measured(row))) for row in rows)
-
-    best, least, factor = profile, off(profile), 4.0
-    while factor > 1.005:
-        tried = [changed(best, name, by) for name in names for by in (factor, 1 / factor)]
-        scores = [off(candidate) for candidate in tried]
-        if min(scores) < least:
-            least = min(scores)
-            best = tried[scores.index(least)]
-        else:
-            factor = math.sqrt(factor)
-    return best
-
-
-def changed(profile: Profile, name: str, factor: float) -> Profile:
-    value = getattr(profile, name) * factor
-    return replace(profile, **{name: min(value, 1.0) if name == "unhidden" else value})
-
-
 def summary(profile: Profile) -> str:
     facts = [
         ("latency", show_seconds(profile.latency_s)),
@@ -214,7 +142,7 @@ def summary(profile: Profile) -> str:
 def comparison(profile: Profile, rows: Sequence[Row]) -> str:
     cells = []
     for row in (row for row in rows if row.codec != OWN):
-        model_s = predicted_s(profile, row)
+        model_s = fit.predicted_s(profile, row, cluster_of(row.ranks, profile.bytes_per_s))
         off = f"{100 * (model_s / row.s - 1):+.0f}%"
         times = [show_seconds(row.s), show_seconds(model_s), off]
         cells.append([row.kind, show_bytes(row.nbytes), row.codec, *times])

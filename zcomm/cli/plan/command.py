@@ -16,13 +16,14 @@ from typing import Any
 
 from zcomm.base import arguments
 from zcomm.cli.bench.command import checked_codecs
+from zcomm.cli.plan import measured
 from zcomm.cli.plan.rows import PlanArguments, PlanRow, recommended, rows_for, why_no_zero
 from zcomm.codecs import SPECS
-from zcomm.planning import cost
-from zcomm.planning.cost import OWN, Cluster, Profile, Workload
 from zcomm.report.table import whole
 from zcomm.report.units import parse_count, parse_rate, parse_size, show_bytes, show_seconds
 from zcomm.report.usage import UsageError, expect_range, expect_writable, wrapped
+from zcomm.tuning import cost
+from zcomm.tuning.cost import OWN, Cluster, Profile, Workload
 
 HELP = "estimate memory per rank and time per step for every codec, with DDP and ZeRO"
 DTYPES = ("fp32", "bf16", "fp16")
@@ -32,9 +33,8 @@ MARK = "*"
 MEMORY = ("parameters", "gradients", "optimizer", "masters", "residuals", "buffers", "peak")
 MEMORY_HEADINGS = ("param", "grad", "optim", "master", "resid", "buffer", "peak")
 SHARED_LINK = (
-    "The {0} ranks of a host share its link. These times are for one hop: each rank sends to every "
-    "rank on the other hosts. With two hops (codec=zcomm.Hierarchy) the ranks of a host first sum "
-    "their gradients, and its link carries 1/{0} of these bytes. The model does not cover that."
+    "The {0} ranks of a host first sum their gradients in shared memory, exactly. Then each sends "
+    "1/{0} of the sums to other hosts: these are the bytes and times of such two hops."
 )
 TIME_HEADINGS = ("sent", "compute", "hidden", "exposed", "step", "speed")
 
@@ -42,7 +42,7 @@ TIME_HEADINGS = ("sent", "compute", "hidden", "exposed", "step", "speed")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--params", required=True, metavar="N", help="parameters of the model, such as 7e9 or 350M")
-    add("--world", type=int, required=True, metavar="W", help="number of ranks")
+    add("--world", type=int, metavar="W", help="number of ranks")
     add("--hosts", type=int, metavar="H", help="number of hosts (default: one per rank)")
     add("--net", default="10gbit", metavar="RATE", help="rate of each host's link")
     add("--optimizer", default="adamw", metavar="NAME", help="an optimizer of torch.optim")
@@ -56,9 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--codecs", nargs="+", default=SPECS, metavar="C", help="codecs to compare (default: all)")
     add("--profile", type=Path, metavar="FILE", help="a profile from `zcomm bench --fit FILE`")
     add("--json", type=Path, metavar="FILE", help="also write the plan as JSON")
+    measure = "measure on real ranks what codec='auto' would choose: a launcher's, or --world here"
+    add("--measure", action="store_true", help=measure)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.measure:
+        return measured.run(parse_count(args.params), args.world, args.hosts, args.net)
     profile = cost.load(args.profile or cost.DEFAULT_PROFILE)
     wanted = checked(args, profile)
     if args.json:
@@ -84,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def checked(args: argparse.Namespace, profile: Profile) -> PlanArguments:
+    if args.world is None:
+        raise UsageError("expected --world, the number of ranks, got none")
     expect_range("--world", args.world, 1, MOST_RANKS)
     hosts = args.world if args.hosts is None else args.hosts
     expect_range("--hosts", hosts, 1, MOST_RANKS)

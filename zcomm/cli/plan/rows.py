@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 from zcomm.cli.bench.collective_rows import OWN_ERROR
 from zcomm.codecs import codec
-from zcomm.planning import cost
-from zcomm.planning.cost import OWN, Cluster, Profile, StepTime, Strategy, Workload, step_time
 from zcomm.planning.memory import OPTIONS, MemoryPlan, plan
 from zcomm.planning.optimizer_memory import optimizer_class
 from zcomm.report.units import show_bytes
+from zcomm.tuning import cost
+from zcomm.tuning.cost import OWN, Cluster, Profile, StepTime, Strategy, Workload, step_time
 from zcomm.zero.elementwise import OptimizerSpec
 
 # Steps within 2% count as equally fast: the model is not more precise than that.
@@ -101,14 +101,15 @@ def rows_for(profile: Profile, wanted: PlanArguments, with_zero: bool) -> list[P
 
 
 def sent_by(strategy: Strategy, workload: Workload, cluster: Cluster) -> float:
-    world_size = cluster.world_size
+    world_size, numel = cluster.world_size, workload.numel
     if strategy.codec == OWN:
-        return 2 * workload.numel * workload.itemsize * (world_size - 1) / world_size
+        return 2 * numel * workload.itemsize * (world_size - 1) / world_size
+    ranks = world_size, cluster.per_host
     if not strategy.stage:
-        return cost.load_of("all_reduce", workload.numel, strategy.codec, world_size).sent
+        return cost.load_of("all_reduce", numel, strategy.codec, *ranks).sent
     assert strategy.gather_codec is not None
-    first = cost.load_of("reduce_scatter", workload.numel, strategy.codec, world_size)
-    second = cost.load_of("all_gather", workload.numel, strategy.gather_codec, world_size)
+    first = cost.load_of("reduce_scatter", numel, strategy.codec, *ranks)
+    second = cost.load_of("all_gather", numel, strategy.gather_codec, *ranks)
     return first.sent + second.sent
 
 

@@ -229,12 +229,13 @@ def make_ring(
     """
     rank, world_size = dist.get_rank(caller.group), dist.get_world_size(caller.group)
     ring = range(world_size) if members is None else sorted(members)
-    if len(ring) > _MOST_RANKS:
-        return NoSharedMemory(f"expected {_MOST_RANKS} ranks on a host at most, got {len(ring)}")
+    problem = _own_problem()
+    if len(ring) > _MOST_RANKS:  # ranks of other hosts are asked, too, and may have fewer
+        problem = f"expected {_MOST_RANKS} ranks on a host at most, got {len(ring)}"
     nbytes, chunk = slot_nbytes(world_size), chunk_size(world_size)
     if members is not None:
         nbytes, chunk = _HOPS_SLOT_NBYTES, hops_chunk_size(world_size)
-    memory = share(_CONTROL_NBYTES + SLOTS * nbytes, caller, _own_problem())
+    memory = share(_CONTROL_NBYTES + SLOTS * nbytes, caller, problem)
     if isinstance(memory, NoSharedMemory):
         return memory
     strangers = memory.peers.keys() - set(ring)

@@ -5,7 +5,8 @@
     time      = latency + longer of the two + (u + (1 - u) / chunks) · shorter of the two
 
 `u` is the part of the shorter one that the chunk pipeline does not hide. A single chunk overlaps
-nothing. docs/bandwidth.md derives the model and says how a profile is fitted.
+nothing. Where hosts have several ranks, these first sum through shared memory, exactly: two hops.
+docs/bandwidth.md derives the model and says how a profile is fitted.
 
 In a step, DDP hands over one bucket after another during backward. With b buckets, the first is
 ready when 1/b of backward is done and the last when backward ends:
@@ -23,9 +24,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zcomm import codecs
-from zcomm.planning.codec_costs import CodecCost
 from zcomm.report.usage import UsageError
 from zcomm.sharding.chunks import best_chunk_size, piece_limit
+from zcomm.transport.shared_memory.ring import hops_chunk_size
+from zcomm.tuning.codec_costs import CodecCost
 from zcomm.wire.header import HEADER_NBYTES
 
 # The collectives, and how often each encodes a value: on the way to its owner, and from there.
@@ -33,6 +35,7 @@ ENCODINGS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 KINDS = tuple(ENCODINGS)
 # In place of a codec: the backend's own collective, uncompressed.
 OWN = ""
+INSIDE = "none"  # what ranks of a host exchange
 FORMAT = "zcomm cost model 1"
 # What `zcomm plan` uses; `python benchmarks/cost_model.py --write-default` writes it.
 DEFAULT_PROFILE = Path(__file__).with_name("default_profile.json")
@@ -78,10 +81,15 @@ class Cluster(NamedTuple):
     """
 
     world_size: int
-    ranks_per_link: int
+    ranks_per_link: float  # a mean, if hosts have different numbers of ranks
     ranks_per_machine: int
     cores: int  # of a machine
     bytes_per_s: float  # that a host's link sends
+
+    @property
+    def per_host(self) -> float:
+        """How many ranks sum inside a host before they send."""
+        return self.ranks_per_link if self.ranks_per_link < self.world_size else 1
 
 
 class Estimate(NamedTuple):
@@ -98,27 +106,34 @@ def estimate(
     if cluster.world_size < 2:
         return Estimate(0.0, 0.0, 0.0, 1)
     if spec == OWN:
-        return _own_estimate(profile, numel * itemsize, cluster)
-    load = load_of(kind, numel, spec, cluster.world_size)
+        return _own_estimate(profile, numel, itemsize, cluster)
+    load = load_of(kind, numel, spec, cluster.world_size, cluster.per_host)
     engine_s, others_s = cpu_parts(profile, load)
     share = cluster.ranks_per_machine / cluster.cores
     processor_s = max(engine_s, (engine_s + others_s) * share)
-    away = (cluster.world_size - cluster.ranks_per_link) / (cluster.world_size - 1)
-    line_s = load.sent * away * cluster.ranks_per_link / cluster.bytes_per_s
+    line_s = line_nbytes(kind, numel, spec, cluster) / cluster.bytes_per_s
     s = profile.latency_s + overlapped(line_s, processor_s, profile.unhidden, load.chunks)
     return Estimate(s, line_s, processor_s, load.chunks)
+
+
+def line_nbytes(kind: str, numel: int, spec: str, cluster: Cluster, itemsize: int = 4) -> float:
+    """What the link of a host carries, in each direction."""
+    if cluster.ranks_per_link >= cluster.world_size:
+        return 0.0
+    if spec == OWN:  # a ring: one rank of each host sends to the next host
+        return 2 * numel * itemsize * (cluster.world_size - 1) / cluster.world_size
+    return load_of(kind, numel, spec, cluster.world_size, cluster.per_host).sent * cluster.per_host
 
 
 def overlapped(a: float, b: float, unhidden: float, chunks: int) -> float:
     return max(a, b) + (unhidden + (1 - unhidden) / chunks) * min(a, b)
 
 
-def _own_estimate(profile: Profile, nbytes: int, cluster: Cluster) -> Estimate:
-    """The backend's all_reduce, a ring: one rank of each host sends to the next host."""
+def _own_estimate(profile: Profile, numel: int, itemsize: int, cluster: Cluster) -> Estimate:
+    """The backend's all_reduce, a ring."""
     world_size = cluster.world_size
-    sent = 2 * nbytes * (world_size - 1) / world_size
-    one_host = cluster.ranks_per_link >= world_size
-    line_s = 0.0 if one_host else sent / cluster.bytes_per_s
+    sent = 2 * numel * itemsize * (world_size - 1) / world_size
+    line_s = line_nbytes("all_reduce", numel, OWN, cluster, itemsize) / cluster.bytes_per_s
     processor_s = profile.own_wire_s * sent * max(1.0, cluster.ranks_per_machine / cluster.cores)
     steps_s = 2 * (world_size - 1) * profile.own_step_s
     # A ring takes many small steps, which hide nearly all of the shorter part.
@@ -127,47 +142,61 @@ def _own_estimate(profile: Profile, nbytes: int, cluster: Cluster) -> Estimate:
 
 
 class Load(NamedTuple):
-    """What one rank does in a collective."""
+    """What one rank does in a collective: between hosts, or ranks, and inside its host."""
 
     spec: str
-    world_size: int
+    peers: float  # that exchange with each other
     encoded: float  # elements
     summed: float
     decoded: float
     sent: float  # bytes
     chunks: int
     hops: int
+    per_host: float = 1  # ranks that sum inside a host first
+    summed_inside: float = 0.0  # elements
+
+    @property
+    def encoded_inside(self) -> float:
+        return self.summed_inside * self.per_host
 
 
-def load_of(kind: str, numel: int, spec: str, world_size: int) -> Load:
+def load_of(kind: str, numel: int, spec: str, world_size: int, per_host: float = 1) -> Load:
+    """With several ranks on a host, the elements that each encodes are the sums of its host."""
     codec = codecs.codec(spec)
     row = piece_limit(codec, world_size) * world_size
     per_element = codec.body_nbytes(row) / row
-    size = best_chunk_size(world_size)
-    chunk = max(min(size.numel, size.nbytes / per_element), min(row, numel))
+    size, widest = best_chunk_size(world_size), per_element
+    if per_host > 1:
+        size, widest = size.within(hops_chunk_size(world_size)), max(per_element, 4.0)
+    chunk = max(min(size.numel, size.nbytes / widest), min(row, numel))
     chunks = math.ceil(numel / chunk)
-    shard, hops = numel / world_size, ENCODINGS[kind]
+    peers, shard, hops = world_size / per_host, numel / world_size, ENCODINGS[kind]
     reduce, gather = kind != "all_gather", kind != "reduce_scatter"
-    frames = (world_size - 1) * (shard * per_element + chunks * HEADER_NBYTES)
+    frames = (peers - 1) * (shard * per_element + chunks * HEADER_NBYTES)
     return Load(
         spec=spec,
-        world_size=world_size,
-        encoded=numel * reduce + shard * gather,
+        peers=peers,
+        encoded=numel / per_host * reduce + shard * gather,
         summed=shard * reduce,
         decoded=numel * gather,
         sent=hops * frames,
         chunks=chunks,
         hops=hops,
+        per_host=per_host,
+        summed_inside=numel / per_host * reduce if per_host > 1 else 0.0,
     )
 
 
 def cpu_parts(profile: Profile, load: Load) -> tuple[float, float]:
     """CPU seconds of the engine's thread, and of the threads that move its bytes."""
-    messages = load.chunks * load.hops * (load.world_size - 1)
-    cost = profile.cost(load.spec)
-    summed_s = load.summed * cost.summed_s(load.world_size)
-    codec_s = load.encoded * cost.encode_s + summed_s + load.decoded * cost.decode_s
-    engine_s = codec_s + load.chunks * load.hops * profile.chunk_s
+    messages = load.chunks * load.hops * (load.peers - 1)
+    cost, inside = profile.cost(load.spec), profile.cost(INSIDE)
+    summed_s = load.summed * cost.summed_s(load.peers)
+    summed_s += load.summed_inside * inside.summed_s(load.per_host)
+    encoded_s = load.encoded * cost.encode_s + load.encoded_inside * inside.encode_s
+    hops = load.hops * (2 if load.per_host > 1 else 1)
+    engine_s = encoded_s + summed_s + load.decoded * cost.decode_s
+    engine_s += load.chunks * hops * profile.chunk_s
     return engine_s, messages * profile.message_s + load.sent * profile.wire_s
 
 

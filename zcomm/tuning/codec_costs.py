@@ -26,7 +26,7 @@ class CodecCost(NamedTuple):
     sum_s: float  # of decode_sum, for any number of wires
     sum_wire_s: float  # in addition, for each wire
 
-    def summed_s(self, wires: int) -> float:
+    def summed_s(self, wires: float) -> float:
         return self.sum_s + self.sum_wire_s * wires
 
 
@@ -34,38 +34,44 @@ def measure_costs(rank: int, world_size: int, specs: list[str]) -> dict[str, Cod
     """Runs on every rank at once: they share memory and caches, as in a collective."""
     source = torch.randn(CHUNKS * CHUNK_NUMEL, generator=torch.Generator().manual_seed(rank))
     target = torch.zeros_like(source)  # touches its pages: a real target is reused every step
-    return {spec: cost_of(spec, source, target) for spec in specs}
+    costs = {}
+    for spec in specs:
+        dist.barrier()
+        costs[spec] = cost_of(spec, source, target)
+    return costs
 
 
-def cost_of(spec: str, source: Tensor, target: Tensor) -> CodecCost:
+def cost_of(
+    spec: str, source: Tensor, target: Tensor, n: int = CHUNK_NUMEL, threads: int | None = None
+) -> CodecCost:
+    """From chunks of n elements of two tensors that are as long as each other."""
     codec = codecs.codec(spec)
-    n = CHUNK_NUMEL
     xs, outs = torch.split(source, n), torch.split(target, n)
     residuals = [codec.new_residual(n) if codec.needs_feedback else None for _ in xs]
     wires = [codec.encode(x, residual) for x, residual in zip(xs, residuals)]
 
     def encode(i: int) -> object:
-        return codec.encode(xs[i], residuals[i], out=wires[i], prescale=0.5)
+        return codec.encode(xs[i], residuals[i], out=wires[i], prescale=0.5, threads=threads)
 
     def decode(i: int) -> object:
-        return codec.decode(wires[i], n, out=outs[i])
+        return codec.decode(wires[i], n, out=outs[i], threads=threads)
 
     def decode_sum(count: int, i: int) -> object:
-        some = [wires[(i + j) % CHUNKS] for j in range(count)]
-        return codec.decode_sum(some, n, out=outs[i])
+        some = [wires[(i + j) % len(wires)] for j in range(count)]
+        return codec.decode_sum(some, n, out=outs[i], threads=threads)
 
-    dist.barrier()
-    few, many = (typical_s(partial(decode_sum, count)) for count in (FEW, MANY))
+    few, many = (typical_s(partial(decode_sum, count), len(xs)) for count in (FEW, MANY))
     wire_s = max(many - few, 0.0) / (MANY - FEW)
     sum_s = max(few - FEW * wire_s, 0.0)
-    return CodecCost(typical_s(encode) / n, typical_s(decode) / n, sum_s / n, wire_s / n)
+    encode_s, decode_s = (typical_s(call, len(xs)) for call in (encode, decode))
+    return CodecCost(encode_s / n, decode_s / n, sum_s / n, wire_s / n)
 
 
-def typical_s(call: Callable[[int], object]) -> float:
+def typical_s(call: Callable[[int], object], chunks: int) -> float:
     """The lower quartile over all chunks: other load only makes calls slower."""
     seconds = []
-    for i in range(CHUNKS):
+    for i in range(chunks):
         start = time.perf_counter()
         call(i)
         seconds.append(time.perf_counter() - start)
-    return sorted(seconds)[CHUNKS // 4]
+    return sorted(seconds)[chunks // 4]
