@@ -67,7 +67,7 @@ class DdpCompressor(Compressor):
         met = self._meet(named, compared or {})
         self._given, self.auto = settings, self._automatic(met, named)
         if self.auto is not None:
-            self.settings = settings = self._given.chosen(self.auto.choice.codec)
+            self.settings = settings = self.settings_with(self.auto.choice)
         self._tell(met.grouped)
         self.feedback = ResidualStore(
             settings.residual_storage,
@@ -141,7 +141,9 @@ class DdpCompressor(Compressor):
 
     def settings_with(self, choice: Choice | None) -> Settings:
         """The settings, if "auto" had chosen so; None: as they are."""
-        return self.settings if choice is None else self._given.chosen(choice.codec)
+        if choice is None:
+            return self.settings
+        return self._given.chosen(choice.codec, choice.chunk_mb)
 
     def specs_with(self, choice: Choice | None) -> dict[str, str]:
         """The codec of each parameter, in the same way."""

@@ -107,7 +107,9 @@ class FsdpCompressor(Compressor):
             "reduce_scatter",
             numels,
         )
-        self.settings = self.routes.settings = self.settings.chosen(self._choice.codec)
+        self.settings = self.routes.settings = self.settings.chosen(
+            self._choice.codec, self._choice.chunk_mb
+        )
         if dist.get_rank() == 0:
             say(f"zcomm: fsdp.compress: {self._choice}")
 

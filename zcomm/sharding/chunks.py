@@ -33,6 +33,8 @@ from zcomm.sharding.owners import cut, piece_numel
 
 # Runs of codecs without blocks are cut at multiples of this.
 _PLAIN_BLOCK = 128
+# Longer chunks overlap too little.
+MOST_CHUNK_NUMEL = 1 << 22
 # topk selects within a piece: 16 times longer ones leave it more to choose from.
 _TOPK_ROWS = 16
 
@@ -276,6 +278,10 @@ class ChunkSize(NamedTuple):
     numel: int
     nbytes: int
 
+    @staticmethod
+    def of_mb(fp32_mb: float) -> ChunkSize:
+        return ChunkSize(int(fp32_mb * 2**18), int(fp32_mb * 2**20))
+
     def within(self, most: ChunkSize) -> ChunkSize:
         return ChunkSize(min(self.numel, most.numel), min(self.nbytes, most.nbytes))
 
@@ -372,7 +378,7 @@ def best_chunk_size(world_size: int) -> ChunkSize:
     that the first and last chunk, which overlap with nothing, are a small part of a large tensor.
     The bytes bound the engine's memory.
     """
-    return ChunkSize(min(world_size << 19, 1 << 22), 6 << 20)
+    return ChunkSize(min(world_size << 19, MOST_CHUNK_NUMEL), 6 << 20)
 
 
 def make_chunks(

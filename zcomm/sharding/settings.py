@@ -85,7 +85,7 @@ class Settings:
     def chunk_size(self, world_size: int) -> ChunkSize:
         if self.chunk_mb is None:
             return best_chunk_size(world_size)
-        return ChunkSize(int(self.chunk_mb * 2**18), int(self.chunk_mb * 2**20))
+        return ChunkSize.of_mb(self.chunk_mb)
 
     def two_hops(self, hosts: Hosts | None) -> TwoHops | None:
         """How to make chunks for hosts, if there are several, and several ranks on one."""
@@ -106,12 +106,11 @@ class Settings:
         """Whether a codec is still to be chosen."""
         return AUTO in self.codecs_by_pattern().values()
 
-    def chosen(self, spec: str) -> "Settings":
-        """The same with a codec in place of "auto"."""
+    def chosen(self, spec: str, chunk_mb: float | None = None) -> "Settings":
+        """The same with a codec in place of "auto", and with a size of chunks if none was given."""
         codecs = {p: spec if s == AUTO else s for p, s in self.codecs_by_pattern().items()}
-        if self.hierarchy is None:
-            return replace(self, codec=codecs)
-        return replace(self, codec=replace(self.hierarchy, across=codecs))
+        codec = replace(self.hierarchy, across=codecs) if self.hierarchy else codecs
+        return replace(self, codec=codec, chunk_mb=self.chunk_mb or chunk_mb)
 
     def codec_of(self, name: str, numel: int) -> Codec:
         """The codec of a parameter; refuses a name that no pattern matches."""

@@ -62,7 +62,7 @@ class SelfCheck:
 
 def decided_again(choice: Choice, model: Model, step: Step, at: int) -> Choice:
     """The choice after comparing: another codec, or the same with what its steps should take."""
-    expected = {one.codec: _parts(model, one.codec) for one in choice.options}
+    expected = {one.codec: _parts(model, one) for one in choice.options}
     mine = expected[choice.codec]
     free_s = max(step.window_s - mine.slowed_s, 0.0)
     off_s = step.exposed_s - mine.after_s(free_s)
@@ -71,10 +71,7 @@ def decided_again(choice: Choice, model: Model, step: Step, at: int) -> Choice:
         spec: max(parts.slowed_s + parts.after_s(free_s) + off_s, _LEAST_S)
         for spec, parts in expected.items()
     }
-    options = tuple(
-        Option(one.codec, one.communication_s, compute_s + costs[one.codec])
-        for one in choice.options
-    )
+    options = tuple(replace(one, step_s=compute_s + costs[one.codec]) for one in choice.options)
     chosen = best(options, costs)
     reason = choice.reason
     if chosen != choice.codec:
@@ -97,7 +94,7 @@ class _Parts(NamedTuple):
         return max(self.communication_s / self.buckets, self.communication_s - hidden_s)
 
 
-def _parts(model: Model, spec: str) -> _Parts:
-    estimates = model.estimates(spec)
+def _parts(model: Model, option: Option) -> _Parts:
+    estimates = model.estimates(option.codec, option.chunk_mb)
     slowed_s = sum(one.processor_s for one in estimates[:-1])
     return _Parts(sum(one.s for one in estimates), slowed_s, len(estimates))

@@ -16,7 +16,7 @@ import torch
 from zcomm.codecs import codec
 from zcomm.engine.engine import Engine
 from zcomm.report.units import show_bit_rate, show_rate, show_seconds
-from zcomm.sharding.chunks import TwoHops
+from zcomm.sharding.chunks import MOST_CHUNK_NUMEL, ChunkSize, TwoHops, best_chunk_size
 from zcomm.transport.handshake import Caller, everyones
 from zcomm.tuning.cost import OWN, Cluster, Estimate, Profile, estimate
 from zcomm.tuning.measure import CANDIDATES, Measured, Ranks, measure
@@ -31,11 +31,13 @@ class Option:
     """A codec, or torch's own all-reduce (""): what the model expects of one step.
 
     `communication_s` is as if nothing overlapped. `step_s` is known once training has begun.
+    `chunk_mb` is the size of chunks with which that is least; None: the usual one.
     """
 
     codec: str
     communication_s: float
     step_s: float | None = None
+    chunk_mb: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Choice:
     options: tuple[Option, ...] = ()
     step: int = 0
     measured_s: float = 0.0
+
+    @property
+    def chunk_mb(self) -> float | None:
+        return next((one.chunk_mb for one in self.options if one.codec == self.codec), None)
 
     @property
     def speedup(self) -> float | None:
@@ -121,19 +127,33 @@ class Model:
         self.profile, self.cluster = profile, cluster
         self.kind, self.bucket_numels = kind, bucket_numels
 
-    def estimates(self, spec: str) -> list[Estimate]:
+    def estimates(self, spec: str, chunk_mb: float | None = None) -> list[Estimate]:
         """One for each bucket."""
         kind = "all_reduce" if spec == OWN else self.kind
+        size = None if chunk_mb is None else ChunkSize.of_mb(chunk_mb)
         return [
-            estimate(self.profile, kind, numel, spec, self.cluster) for numel in self.bucket_numels
+            estimate(self.profile, kind, numel, spec, self.cluster, size=size)
+            for numel in self.bucket_numels
         ]
+
+    def option(self, spec: str) -> Option:
+        """With the best size of chunks: longer ones than usual where messages cost more than they
+        overlap, as on fast links. Shorter ones were never faster."""
+        sizes: list[float | None] = [None]
+        # Between hosts with several ranks, slots are the limit.
+        if spec != OWN and self.cluster.per_host == 1:
+            usual = best_chunk_size(self.cluster.world_size)
+            larger = {min(usual.numel * f, MOST_CHUNK_NUMEL) for f in (2, 4)} - {usual.numel}
+            fit = (n for n in sorted(larger) if codec(spec).body_nbytes(n) <= usual.nbytes)
+            sizes += [numel / 2**18 for numel in fit]
+        expected = {mb: sum(one.s for one in self.estimates(spec, mb)) for mb in sizes}
+        best_mb = min(sizes, key=lambda mb: expected[mb])
+        return Option(spec, expected[best_mb], chunk_mb=best_mb)
 
     def options(self) -> tuple[Option, ...]:
         """Torch's own is among them where it does the same."""
         own = (OWN,) if self.kind == "all_reduce" else ()
-        return tuple(
-            Option(spec, sum(one.s for one in self.estimates(spec))) for spec in (*own, *CANDIDATES)
-        )
+        return tuple(map(self.option, (*own, *CANDIDATES)))
 
 
 def choose(measured: Measured, model: Model, ranks: Ranks) -> Choice:

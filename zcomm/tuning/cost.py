@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from zcomm import codecs
 from zcomm.report.usage import UsageError
-from zcomm.sharding.chunks import best_chunk_size, piece_limit
+from zcomm.sharding.chunks import ChunkSize, best_chunk_size, piece_limit
 from zcomm.transport.shared_memory.ring import hops_chunk_size
 from zcomm.tuning.codec_costs import CodecCost
 from zcomm.wire.header import HEADER_NBYTES
@@ -100,14 +100,21 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    profile: Profile, kind: str, numel: int, spec: str, cluster: Cluster, itemsize: int = 4
+    profile: Profile,
+    kind: str,
+    numel: int,
+    spec: str,
+    cluster: Cluster,
+    itemsize: int = 4,
+    size: ChunkSize | None = None,
 ) -> Estimate:
-    """One collective of `numel` elements; `itemsize` matters for the backend's own only."""
+    """One collective of `numel` elements; `itemsize` matters for the backend's own only. `size`:
+    of chunks, if it is not the usual one."""
     if cluster.world_size < 2:
         return Estimate(0.0, 0.0, 0.0, 1)
     if spec == OWN:
         return _own_estimate(profile, numel, itemsize, cluster)
-    load = load_of(kind, numel, spec, cluster.world_size, cluster.per_host)
+    load = load_of(kind, numel, spec, cluster.world_size, cluster.per_host, size)
     engine_s, others_s = cpu_parts(profile, load)
     share = cluster.ranks_per_machine / cluster.cores
     processor_s = max(engine_s, (engine_s + others_s) * share)
@@ -160,12 +167,19 @@ class Load(NamedTuple):
         return self.summed_inside * self.per_host
 
 
-def load_of(kind: str, numel: int, spec: str, world_size: int, per_host: float = 1) -> Load:
+def load_of(
+    kind: str,
+    numel: int,
+    spec: str,
+    world_size: int,
+    per_host: float = 1,
+    size: ChunkSize | None = None,
+) -> Load:
     """With several ranks on a host, the elements that each encodes are the sums of its host."""
     codec = codecs.codec(spec)
     row = piece_limit(codec, world_size) * world_size
     per_element = codec.body_nbytes(row) / row
-    size, widest = best_chunk_size(world_size), per_element
+    size, widest = size or best_chunk_size(world_size), per_element
     if per_host > 1:
         size, widest = size.within(hops_chunk_size(world_size)), max(per_element, 4.0)
     chunk = max(min(size.numel, size.nbytes / widest), min(row, numel))
