@@ -30,9 +30,9 @@ import zcomm
 from measuring import LOOPBACK, Checked
 from training_step import PLAIN, WARM_UP_STEPS, stack_and_batch, take_turn, take_turns, training_of
 from zcomm.cli.bench.collective_rows import median_ratio
+from zcomm.engine.tuning.check import FIRST_STEP, STEPS
+from zcomm.engine.tuning.measure import CANDIDATES
 from zcomm.launch import hosts
-from zcomm.tuning.check import FIRST_STEP, STEPS
-from zcomm.tuning.measure import CANDIDATES
 
 AUTO = "auto"
 CHECKED_STEPS = FIRST_STEP + STEPS + 2  # then auto has decided for good

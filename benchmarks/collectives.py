@@ -28,10 +28,10 @@ from measuring import LOOPBACK, Checked
 from zcomm.cli.bench.collective_rows import median_ratio, rows_of
 from zcomm.cli.bench.collective_tasks import Key, measure
 from zcomm.codecs import KNOWN
+from zcomm.engine.tuning.cost import KINDS, OWN
 from zcomm.launch import hosts, launchers
 from zcomm.launch.launchers import Launcher
 from zcomm.report.units import parse_rate
-from zcomm.tuning.cost import KINDS, OWN
 
 GLOO = "gloo"
 

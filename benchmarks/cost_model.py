@@ -24,10 +24,10 @@ from measuring import Checked
 from zcomm.cli.bench import fit
 from zcomm.cli.bench.collective_rows import rows_of
 from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.engine.tuning import cost
+from zcomm.engine.tuning.cost import KINDS, OWN, Profile
+from zcomm.engine.tuning.fit import predicted_s as predicted_s_of
 from zcomm.launch import launchers
-from zcomm.tuning import cost
-from zcomm.tuning.cost import KINDS, OWN, Profile
-from zcomm.tuning.fit import predicted_s as predicted_s_of
 
 FIT_HOSTS = 2
 MOST_OFF = 0.25

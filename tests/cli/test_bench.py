@@ -19,9 +19,9 @@ from zcomm import cli
 from zcomm.cli.bench import command as bench
 from zcomm.cli.bench.collective_rows import error_bound, is_wrong, rows_of, wire_nbytes
 from zcomm.cli.bench.collective_tasks import Key, Timings, measure
+from zcomm.engine.tuning.cost import KINDS, OWN
 from zcomm.launch import machine
 from zcomm.launch.launchers import LOOPBACK, Launcher
-from zcomm.tuning.cost import KINDS, OWN
 
 SIZE = 64 << 10
 SMALL = ["--max-size", "64K", "--rounds", "1"]

@@ -14,7 +14,7 @@ import pytest
 
 import zcomm
 from zcomm import cli
-from zcomm.tuning import cost
+from zcomm.engine.tuning import cost
 
 ISSUE = (
     *("--params", "7e9", "--world", "64", "--hosts", "8", "--net", "10gbit"),

@@ -15,12 +15,8 @@ from zcomm import collectives
 from zcomm.cli.bench import fit
 from zcomm.cli.bench.collective_rows import Row, rows_of, wire_nbytes
 from zcomm.cli.bench.collective_tasks import Key, measure
-from zcomm.launch.launchers import LOOPBACK, Launcher
-from zcomm.report.usage import UsageError
-from zcomm.sharding.chunks import Item, best_chunk_size, block_of, make_chunks
-from zcomm.sharding.owners import owner_bounds
-from zcomm.tuning import cost
-from zcomm.tuning.cost import (
+from zcomm.engine.tuning import cost
+from zcomm.engine.tuning.cost import (
     BUCKET_NBYTES,
     KINDS,
     OWN,
@@ -31,7 +27,11 @@ from zcomm.tuning.cost import (
     exposed_in_backward,
     step_time,
 )
-from zcomm.tuning.fit import predicted_cpu_s, predicted_s, profile_of
+from zcomm.engine.tuning.fit import predicted_cpu_s, predicted_s, profile_of
+from zcomm.launch.launchers import LOOPBACK, Launcher
+from zcomm.report.usage import UsageError
+from zcomm.sharding.chunks import Item, best_chunk_size, block_of, make_chunks
+from zcomm.sharding.owners import owner_bounds
 
 MB = 1_000_000
 

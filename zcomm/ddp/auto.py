@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from zcomm.engine.engine import Engine
+from zcomm.engine.tuning.check import SelfCheck, Step, decided_again
+from zcomm.engine.tuning.choice import Choice, decide
+from zcomm.engine.tuning.measure import CANDIDATES, Ranks
 from zcomm.sharding.settings import Settings
 from zcomm.transport.handshake import Caller
-from zcomm.tuning.check import SelfCheck, Step, decided_again
-from zcomm.tuning.choice import Choice, decide
-from zcomm.tuning.measure import CANDIDATES, Ranks
 
 # Every rank's numbers, in rank order.
 Exchange = Callable[[Tensor], Tensor]

@@ -22,6 +22,8 @@ from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData, SinkData
 from zcomm.engine.streams import streams_of
+from zcomm.engine.tuning.choice import Choice, expect_may_choose
+from zcomm.engine.tuning.measure import Ranks
 from zcomm.sharding.chunks import Item, make_chunks
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.owners import even_bounds
@@ -31,8 +33,6 @@ from zcomm.torch_private.autograd import Range, at_end_of_backward
 from zcomm.torch_private.ddp import divides_by_all_ranks, is_joining
 from zcomm.transport.channels import expect_sender, member_of
 from zcomm.transport.handshake import Caller, Met, meet
-from zcomm.tuning.choice import Choice, expect_may_choose
-from zcomm.tuning.measure import Ranks
 
 
 class DdpCompressor(Compressor):

@@ -11,9 +11,9 @@ from zcomm.base import arguments
 from zcomm.base.log import say
 from zcomm.ddp.compressor import DdpCompressor
 from zcomm.engine.handle import SavedState
+from zcomm.engine.tuning.choice import Choice
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.residual_store import ResidualStore
-from zcomm.tuning.choice import Choice
 
 _VERSION = 1
 _SAME = ("version", "world_size", "rank", "codecs")

@@ -5,6 +5,8 @@ runner decides the order of their chunks: `host` where all ranks share memory, `
 not, `device`, which only enqueues work on a GPU's streams. `pipeline` says what happens to a chunk,
 and `buffers` holds its bytes; `plain` runs uncompressed jobs in shared memory without either.
 `compressor` and `handle` are what the models of DDP and FSDP2 have in common.
+`tuning` knows how long all of it takes: the cost model, and what codec="auto" measures and chooses.
+The pipeline does not import it.
 
 Imports: transport and below. Start with pipeline.py, then engine.py.
 """

@@ -23,6 +23,8 @@ from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData
 from zcomm.engine.streams import streams_of
+from zcomm.engine.tuning.choice import Choice, decide, expect_may_choose
+from zcomm.engine.tuning.measure import Ranks
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.routes import ModuleRoutes
 from zcomm.sharding.chunks import ChunkSize
@@ -33,8 +35,6 @@ from zcomm.torch_private.autograd import at_end_of_backward, graph_task_id
 from zcomm.transport import channels
 from zcomm.transport.handshake import Caller, Met, agree, announcement
 from zcomm.transport.restarts import expect_fresh_store
-from zcomm.tuning.choice import Choice, decide, expect_may_choose
-from zcomm.tuning.measure import Ranks
 
 
 class FsdpCompressor(Compressor):

@@ -1,4 +1,4 @@
-"""Planning: the memory of a training run, before it starts. (Its time: zcomm.tuning.cost.)
+"""Planning: the memory of a training run, before it starts. (Its time: zcomm.engine.tuning.cost.)
 
 `memory` has `zcomm.plan`; `buffer_memory` and `optimizer_memory` do its parts.
 

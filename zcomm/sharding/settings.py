@@ -15,7 +15,7 @@ from zcomm.sharding.residual_store import Mode
 
 # A codec's spec, or a dict that maps patterns of parameter names to specs.
 Codecs = str | Codec | Mapping[str, str | Codec]
-# In place of a spec: zcomm.tuning chooses one before the first step.
+# In place of a spec: zcomm.engine.tuning chooses one before the first step.
 AUTO = "auto"
 PLAIN = codec("none")
 # The codec that sends each dtype exactly.

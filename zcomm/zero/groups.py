@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 from zcomm.base import arguments
 from zcomm.codecs import codec
 from zcomm.ddp.compressor import DdpCompressor
+from zcomm.engine.tuning.choice import Choice
 from zcomm.sharding.settings import Settings
-from zcomm.tuning.choice import Choice
 from zcomm.zero.elementwise import OptimizerSpec, options_of
 from zcomm.zero.parameter_gather import difference_codec, needs_master
 from zcomm.zero.shards import GradientShards, Shard

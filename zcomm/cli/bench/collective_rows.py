@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import zcomm
 from zcomm.cli.bench.collective_tasks import Key, Timing, Timings, shard_numel_of
+from zcomm.engine.tuning.cost import ENCODINGS, OWN
 from zcomm.sharding.chunks import Chunk, Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.hierarchy import hosts_of
 from zcomm.sharding.owners import even_bounds, owner_bounds
-from zcomm.tuning.cost import ENCODINGS, OWN
 
 OWN_ERROR = 1e-12  # the backend's own collectives round their sums
 ERRORS_BLOCK = 128

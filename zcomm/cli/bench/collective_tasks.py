@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import zcomm
-from zcomm.tuning.cost import OWN
+from zcomm.engine.tuning.cost import OWN
 
 _PART = 1 << 20
 

@@ -33,12 +33,12 @@ from zcomm.cli.bench import fit
 from zcomm.cli.bench import output as bench_output
 from zcomm.cli.bench.collective_rows import Row, rows_of
 from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.engine.tuning.cost import KINDS, OWN
 from zcomm.launch import launchers, machine
 from zcomm.launch.launchers import Launcher
 from zcomm.launch.tasks import task
 from zcomm.report.units import parse_rate, parse_size
 from zcomm.report.usage import UsageError, expect_range, expect_writable
-from zcomm.tuning.cost import KINDS, OWN
 
 HELP = "measure time, bandwidth and error of collectives, with and without codecs"
 CODECS = ("none", "int8", "lm4")

@@ -19,13 +19,13 @@ import zcomm
 from zcomm.cli.bench.collective_rows import Row, rows_of
 from zcomm.cli.bench.collective_tasks import Key, Timings, measure
 from zcomm.codecs import SPECS
+from zcomm.engine.tuning import cost, fit
+from zcomm.engine.tuning.codec_costs import measure_costs
+from zcomm.engine.tuning.cost import KINDS, OWN, Cluster, Profile
 from zcomm.launch import machine
 from zcomm.launch.launchers import LOOPBACK, Launcher
 from zcomm.report.table import whole
 from zcomm.report.units import parse_rate, show_bytes, show_rate, show_seconds
-from zcomm.tuning import cost, fit
-from zcomm.tuning.codec_costs import measure_costs
-from zcomm.tuning.cost import KINDS, OWN, Cluster, Profile
 
 # Enough sizes to separate latency, bandwidth and codec.
 SIZES = (64 << 10, 8 << 20, 32 << 20, 64 << 20)

@@ -19,11 +19,11 @@ from zcomm.cli.bench.command import checked_codecs
 from zcomm.cli.plan import measured
 from zcomm.cli.plan.rows import PlanArguments, PlanRow, recommended, rows_for, why_no_zero
 from zcomm.codecs import SPECS
+from zcomm.engine.tuning import cost
+from zcomm.engine.tuning.cost import OWN, Cluster, Profile, Workload
 from zcomm.report.table import whole
 from zcomm.report.units import parse_count, parse_rate, parse_size, show_bytes, show_seconds
 from zcomm.report.usage import UsageError, expect_range, expect_writable, wrapped
-from zcomm.tuning import cost
-from zcomm.tuning.cost import OWN, Cluster, Profile, Workload
 
 HELP = "estimate memory per rank and time per step for every codec, with DDP and ZeRO"
 DTYPES = ("fp32", "bf16", "fp16")

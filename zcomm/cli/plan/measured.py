@@ -6,6 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from zcomm.engine.engine import make_engine
+from zcomm.engine.tuning.choice import Choice, decide
+from zcomm.engine.tuning.cost import BUCKET_NBYTES
+from zcomm.engine.tuning.measure import Ranks
 from zcomm.launch import launchers
 from zcomm.launch.launchers import Launcher
 from zcomm.launch.tasks import task
@@ -14,9 +17,6 @@ from zcomm.report.usage import UsageError
 from zcomm.sharding.settings import Settings
 from zcomm.transport.channels import group_timeout_s
 from zcomm.transport.handshake import Caller, meet
-from zcomm.tuning.choice import Choice, decide
-from zcomm.tuning.cost import BUCKET_NBYTES
-from zcomm.tuning.measure import Ranks
 
 HEADINGS = ("codec", "communication", "step", "")
 

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 from zcomm.cli.bench.collective_rows import OWN_ERROR
 from zcomm.codecs import codec
+from zcomm.engine.tuning import cost
+from zcomm.engine.tuning.cost import OWN, Cluster, Profile, StepTime, Strategy, Workload, step_time
 from zcomm.planning.memory import OPTIONS, MemoryPlan, plan
 from zcomm.planning.optimizer_memory import optimizer_class
 from zcomm.report.units import show_bytes
-from zcomm.tuning import cost
-from zcomm.tuning.cost import OWN, Cluster, Profile, StepTime, Strategy, Workload, step_time
 from zcomm.zero.elementwise import OptimizerSpec
 
 # Steps within 2% count as equally fast: the model is not more precise than that.

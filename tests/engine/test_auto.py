@@ -19,9 +19,9 @@ import zcomm
 from everyones import everyones
 from raised import Raised, raised
 from ranks import OVER_GLOO, World
+from zcomm.engine.tuning import measure
+from zcomm.engine.tuning.check import FIRST_STEP, STEPS
 from zcomm.launch import hosts
-from zcomm.tuning import measure
-from zcomm.tuning.check import FIRST_STEP, STEPS
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 TIMEOUT_S = 4.0
@@ -109,7 +109,7 @@ def over_network(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     state = handle.state_dict()
     handle.close()
     # A resumed run keeps what was chosen, whatever it would choose itself.
-    saved = zcomm.tuning.choice.Choice.loads(state["choice"])
+    saved = zcomm.engine.tuning.choice.Choice.loads(state["choice"])
     other = "bf16" if saved.codec != "bf16" else "int8"
     state["choice"] = saved.with_codec(other).dumps()
     state["codecs"] = {n: other if c == saved.codec else c for n, c in state["codecs"].items()}

@@ -15,11 +15,11 @@ import torch
 
 from zcomm.codecs import codec
 from zcomm.engine.engine import Engine
+from zcomm.engine.tuning.cost import OWN, Cluster, Estimate, Profile, estimate
+from zcomm.engine.tuning.measure import CANDIDATES, Measured, Ranks, measure
 from zcomm.report.units import show_bit_rate, show_rate, show_seconds
 from zcomm.sharding.chunks import MOST_CHUNK_NUMEL, ChunkSize, TwoHops, best_chunk_size
 from zcomm.transport.handshake import Caller, everyones
-from zcomm.tuning.cost import OWN, Cluster, Estimate, Profile, estimate
-from zcomm.tuning.measure import CANDIDATES, Measured, Ranks, measure
 
 # How much longer communication may take with a more exact codec.
 HYSTERESIS = 1.15

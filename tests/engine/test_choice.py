@@ -10,11 +10,19 @@ from torch import nn
 
 import zcomm
 from zcomm.base.host import Host
-from zcomm.tuning import cost
-from zcomm.tuning.check import SelfCheck, Step, decided_again
-from zcomm.tuning.choice import HYSTERESIS, Choice, Model, Option, best, choose, without_measuring
-from zcomm.tuning.cost import OWN, Cluster, Profile
-from zcomm.tuning.measure import CANDIDATES, Measured, Ranks
+from zcomm.engine.tuning import cost
+from zcomm.engine.tuning.check import SelfCheck, Step, decided_again
+from zcomm.engine.tuning.choice import (
+    HYSTERESIS,
+    Choice,
+    Model,
+    Option,
+    best,
+    choose,
+    without_measuring,
+)
+from zcomm.engine.tuning.cost import OWN, Cluster, Profile
+from zcomm.engine.tuning.measure import CANDIDATES, Measured, Ranks
 
 A, B = Host("a", "b00t", "1"), Host("b", "b00t", "2")
 CPU = torch.device("cpu")

@@ -22,13 +22,13 @@ from zcomm.base.host import Host
 from zcomm.codecs import codec
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, ALL_REDUCE, Encoding, Job, JobData
+from zcomm.engine.tuning.codec_costs import CodecCost, cost_of
+from zcomm.engine.tuning.cost import OWN, Cluster, Profile, line_nbytes
+from zcomm.engine.tuning.fit import profile_of
 from zcomm.sharding.chunks import Item, TwoHops, best_chunk_size, block_of, make_chunks
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.owners import even_bounds, owner_bounds
 from zcomm.transport.channels import Channel
-from zcomm.tuning.codec_costs import CodecCost, cost_of
-from zcomm.tuning.cost import OWN, Cluster, Profile, line_nbytes
-from zcomm.tuning.fit import profile_of
 
 # In the order of their errors.
 CANDIDATES = ("none", "bf16", "int8", "lm4")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
-from zcomm.tuning.choice import Choice, Model, Option, best
+from zcomm.engine.tuning.choice import Choice, Model, Option, best
 
 # DDP has rebuilt its buckets before the first of these steps, also with static_graph.
 FIRST_STEP, STEPS = 4, 7

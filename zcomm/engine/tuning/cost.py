@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zcomm import codecs
+from zcomm.engine.tuning.codec_costs import CodecCost
 from zcomm.report.usage import UsageError
 from zcomm.sharding.chunks import ChunkSize, best_chunk_size, piece_limit
 from zcomm.transport.shared_memory.ring import hops_chunk_size
-from zcomm.tuning.codec_costs import CodecCost
 from zcomm.wire.header import HEADER_NBYTES
 
 # The collectives, and how often each encodes a value: on the way to its owner, and from there.

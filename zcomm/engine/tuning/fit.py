@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from zcomm.tuning import cost
-from zcomm.tuning.codec_costs import CodecCost
-from zcomm.tuning.cost import OWN, Cluster, Profile
+from zcomm.engine.tuning import cost
+from zcomm.engine.tuning.codec_costs import CodecCost
+from zcomm.engine.tuning.cost import OWN, Cluster, Profile
 
 
 class Row(Protocol):
