@@ -8,17 +8,21 @@ starts new ranks, which measure and choose anew; auto's steps count once it has 
     prediction           what handle.choice expected of a step, over what was measured
 
 Usage: python benchmarks/auto.py [--layouts 2 4 1+1 2+2 3+1] [--rates 10gbit 1gbit 100mbit]
-       [--runs R] [--rounds R] [--steps S] [--choosing] [--check] [--json F]
+       [--codecs none bf16 int8 lm4] [--runs R] [--rounds R] [--steps S] [--choosing] [--check]
+       [--json F]
+       python benchmarks/auto.py --svg docs/auto.svg --from benchmarks/results/auto*.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -33,10 +37,13 @@ from zcomm.cli.bench.collective_rows import median_ratio
 from zcomm.engine.tuning.check import FIRST_STEP, STEPS
 from zcomm.engine.tuning.measure import CANDIDATES
 from zcomm.launch import hosts
+from zcomm.report import plot
+from zcomm.report.units import parse_rate
 
 AUTO = "auto"
 CHECKED_STEPS = FIRST_STEP + STEPS + 2  # then auto has decided for good
 CHOOSING_RANKS = 8
+DRAWN = "1+1"
 # Medians over the runs, and for any single run.
 LEAST_OF_PLAIN, LEAST_OF_PLAIN_ONCE, LEAST_OF_BEST = 0.98, 0.95, 0.95
 MOST_OFF, MOST_CHOOSING_S, MOST_OF_500_STEPS = 0.2, 2.0, 0.01
@@ -171,6 +178,22 @@ def time_to_choose(rank: int, world_size: int) -> float:
     return seconds[2] - seconds[1]
 
 
+def drawn(paths: Sequence[Path]) -> str:
+    """How much faster than plain DDP each row is, over the rate of the link, as SVG."""
+    rows = [row for path in paths for row in json.loads(path.read_text())["rows"]]
+    between = [row for row in rows if row["layout"] == DRAWN and row["link"] != LOOPBACK]
+    between.sort(key=lambda row: parse_rate(row["link"]))
+    series = []
+    for way in (*CANDIDATES, AUTO):
+        there = [row for row in between if way in row["ms"]]
+        speedups = [row["ms"][PLAIN] / row["ms"][way] for row in there]
+        rates = [parse_rate(row["link"]) / 1e9 for row in there]
+        series.append(plot.Series(way, rates, speedups))
+    title, x_label = "A step on two hosts, 25M parameters", "Gbit/s between hosts"
+    y_label = "times as fast as plain DDP"
+    return plot.lines(series, title=title, x_label=x_label, y_label=y_label, log=True)
+
+
 def settings_of(args: argparse.Namespace) -> list[Setting]:
     layouts = [tuple(map(int, layout.split("+"))) for layout in args.layouts]
     return [
@@ -191,12 +214,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="with new ranks each")
     parser.add_argument("--steps", type=int, default=2, help="steps per turn")
     parser.add_argument("--choosing", action="store_true", help="only the time that choosing takes")
+    parser.add_argument("--svg", type=Path, help="only draw the results of --from")
+    parser.add_argument("--from", dest="results", nargs="+", type=Path, default=[])
     measuring.add_output_options(parser, rounds=15)
     return parser.parse_args()
 
 
 def main() -> int:
     args = parse()
+    if args.svg:
+        args.svg.write_text(drawn(args.results))
+        return 0
     about = measuring.about(rounds=args.rounds, steps=args.steps, runs=args.runs)
     measuring.print_about(about)
     rows, bars = [], []

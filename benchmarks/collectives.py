@@ -63,8 +63,8 @@ BARS = (
     Bar("all_reduce", "none", "speedup", (GIGABIT,), {2: 1 / 1.2, 4: 1 / 1.2}, size_mb=0.001),
 )
 LARGE_MB = 100.0
-ONE_HOP = "lm4"
-TWO_HOPS = ("none/lm4", "int8/lm4", "int4/lm4")
+ONE_HOP = "flat/lm4"
+TWO_HOPS = ("lm4", "int8/lm4", "int4/lm4")
 # For the best local codec, with two ranks on each of two hosts.
 LEAST_SPEEDUP, MOST_BYTES = 1.4, 0.55
 
@@ -136,7 +136,7 @@ def checked_hops(rows: list[Row]) -> Iterator[Checked]:
     two = [
         row
         for row in rows
-        if "/" in row.codec
+        if row.codec in TWO_HOPS
         and (row.kind, row.size_mb, row.link) == ("all_reduce", LARGE_MB, GIGABIT)
         and (row.ranks, row.per_host) == (4, 2)
     ]
@@ -177,7 +177,7 @@ def parse() -> argparse.Namespace:
     measuring.check_link(parser, args)
     known = list(KNOWN)
     if args.ranks_per_host > 1:
-        args.codecs += [ONE_HOP] * (ONE_HOP not in args.codecs) + list(TWO_HOPS)
+        args.codecs = list(dict.fromkeys([*args.codecs, ONE_HOP, *TWO_HOPS]))
     specs = [one for codec in args.codecs for one in codec.split("/")]
     unknown = [spec for spec in specs if spec.split(":")[0] not in known]
     if unknown:

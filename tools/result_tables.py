@@ -271,6 +271,23 @@ def headline(steps: Results, zero: Results, fsdp: Results, collectives: Results)
     yield sent("all_reduce of 100 MB, `lm4`, against gloo's own", own["gloo"], own["lm4"])
 
 
+def automatic(*found: Results) -> Lines:
+    """Each layout and link: the codec that was chosen, and what a step takes."""
+    for row in (row for one in found for row in one["rows"]):
+        ms = [number(0)(row["ms"].get(way)) for way in ("plain DDP", *AUTO_CODECS, "auto")]
+        best = statistics.median(row["of_best"])
+        off = row["off"].get(row["chosen"][-1])
+        yield [
+            row["layout"],
+            AUTO_LINKS[row["link"]],
+            ", ".join(code(one) for one in dict.fromkeys(row["chosen"])),
+            *ms,
+            f"{statistics.median(row['of_plain']):.2f} ({min(row['of_plain']):.2f})",
+            f"{best:.2f}",
+            "–" if off is None else f"{off:+.0%}",
+        ]
+
+
 def one_host(*found: Results) -> Lines:
     """Pairs of rows inside a host: with two ranks, and with four."""
     *by_ranks, collectives = found
@@ -314,11 +331,35 @@ COLLECTIVES: tuple[Column, ...] = (
     ("speed-up", "speedup", number(2)),
     SENT,
 )
+AUTO_CODECS = ("none", "bf16", "int8", "lm4")
+AUTO_LINKS = {
+    "loopback": "one host",
+    "10gbit": "10 Gbit/s",
+    "1gbit": "1 Gbit/s",
+    "100mbit": "0.1 Gbit/s",
+}
+AUTO_FILES = ("auto", "auto_slow_1_1", "auto_slow_2_2", "auto_slow_3_1")
 COST_MODEL = ["", *(f"{hosts} hosts: {mb} MB" for hosts in (2, 4) for mb in (12, 50, 100))]
 STEPS = ("training_step", "zero", "fsdp")
 ERRORS = ("Gaussian", "Student-t3", "Laplace with outliers")
 
 TABLES = {
+    "auto": Table(
+        (
+            "ranks",
+            "link",
+            "chosen",
+            "plain DDP, ms",
+            *(code(spec) for spec in AUTO_CODECS),
+            "`auto`",
+            "against plain (worst run)",
+            "against the best",
+            "prediction",
+        ),
+        AUTO_FILES,
+        automatic,
+    ),
+    "auto-bars": bars(*AUTO_FILES),
     "headline": Table(
         ("two hosts, 1 Gbit/s, 25M parameters, AdamW", "plain", "zcomm", "speed-up", "MB sent"),
         ("training_step_hosts", "zero_hosts", "fsdp_hosts", "collectives_hosts"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ import zcomm
 from everyones import everyones
 from raised import Raised, raised
 from ranks import OVER_GLOO, World
+from zcomm import cli
 from zcomm.engine.tuning import measure
 from zcomm.engine.tuning.check import FIRST_STEP, STEPS
 from zcomm.launch import hosts
@@ -230,3 +232,56 @@ def test_ranks_that_measure_different_links_agree_on_one_choice() -> None:
     assert len({choice for choice, *_ in every}) == 1
     assert len({str(codecs) for _, codecs, _ in every}) == 1
     assert all(same for *_, same in every)
+
+
+# FSDP2, and the command.
+
+
+def sharded(rank: int, world_size: int) -> tuple[str, str, bool]:
+    from torch.distributed.fsdp import fully_shard
+
+    make_hosts_differ(rank)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    fully_shard(model)
+    handle = zcomm.fsdp.compress(model, min_numel=0)
+    model(torch.randn(4, 64)).sum().backward()
+    assert handle.choice is not None
+    mine = handle.choice
+    state = handle.state_dict()
+    other = mine.with_codec("bf16" if mine.codec != "bf16" else "int8")
+    about = json.loads(state["about"])
+    about["choice"]["choice"] = other.dumps()
+    for name, spec in about["codecs"].items():
+        about["codecs"][name] = other.codec if spec == mine.codec else spec
+    handle.load_state_dict({**state, "about": json.dumps(about)})
+    model(torch.randn(4, 64)).sum().backward()
+    resumed = handle.choice == other and json.loads(handle.state_dict()["about"])["codecs"]
+    return mine.codec, mine.reason, resumed == about["codecs"]
+
+
+def test_fsdp_chooses_once_and_keeps_what_a_checkpoint_chose() -> None:
+    with World(2, env=OVER_GLOO) as world:
+        every = world.run(sharded)
+    assert len({codec for codec, *_ in every}) == 1
+    for _, reason, resumed in every:
+        assert "between 2 hosts" in reason
+        assert resumed
+
+
+def test_the_command_shows_what_it_would_choose(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--measure", "--params", "1M", "--world", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "codec='auto': all ranks are on one host (shared memory)" in shown
+    assert cli.main(["plan", "--measure", "--params", "1M"]) == 2
+
+
+@needs_root
+def test_the_command_measures_emulated_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--measure", "--params", "5M", "--world", "2", "--hosts", "2"]
+    assert cli.main([*command, "--net", "500mbit"]) == 0
+    shown = capsys.readouterr().out
+    assert "between 2 hosts" in shown
+    for row in ("torch's own", "none", "bf16", "int8", "lm4"):
+        assert f"\n{row} " in shown
+    assert shown.count("chosen") == 1

@@ -13,6 +13,7 @@ from zcomm.engine.counters import Counters, Stats
 from zcomm.engine.engine import Engine, make_engine
 from zcomm.engine.job import Job
 from zcomm.engine.streams import Streams
+from zcomm.engine.tuning.choice import Choice
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.residual_store import ResidualStore
 from zcomm.sharding.settings import Settings
@@ -67,7 +68,7 @@ class Compressor(ABC):
     def describe(self) -> str: ...
 
     @abstractmethod
-    def choice(self) -> Any:
+    def choice(self) -> Choice | None:
         """What codec="auto" has chosen; None if a codec was given."""
 
     def transport(self) -> str:

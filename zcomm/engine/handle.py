@@ -6,6 +6,7 @@ from typing import Any
 
 from zcomm.engine.compressor import Compressor
 from zcomm.engine.counters import Stats
+from zcomm.engine.tuning.choice import Choice
 
 
 class SavedState(ABC):
@@ -58,7 +59,7 @@ class Handle:
         return self._compressor.transport()
 
     @property
-    def choice(self) -> Any:
+    def choice(self) -> Choice | None:
         """What codec="auto" has chosen, and why; None if a codec was given. Print it; `codec` is
         the codec, `options` has what was expected of each, and `str(handle.choice)` says how to pin
         it. It may change once, after the first steps of training."""

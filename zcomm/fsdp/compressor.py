@@ -9,7 +9,7 @@ all-gather when it needs the parameters.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,7 @@ class FsdpCompressor(Compressor):
     ) -> None:
         super().__init__(settings)
         self.modules, self.param_settings = modules, param_settings
+        self._given = settings
         self.device = modules[0].device
         self._engines: dict[tuple[int, ...], Engine] = {}
         self._hosts: dict[tuple[int, ...], Hosts | None] = {}
@@ -107,14 +108,33 @@ class FsdpCompressor(Compressor):
             "reduce_scatter",
             numels,
         )
-        self.settings = self.routes.settings = self.settings.chosen(
-            self._choice.codec, self._choice.chunk_mb
-        )
+        self._use(self._choice)
         if dist.get_rank() == 0:
             say(f"zcomm: fsdp.compress: {self._choice}")
 
+    def _use(self, choice: Choice) -> None:
+        self._choice = choice
+        self.settings = self._given.chosen(choice.codec, choice.chunk_mb)
+        self.routes.use(self.settings)
+
     def choice(self) -> Choice | None:
         return self._choice
+
+    def saved_choice(self) -> dict[str, str] | None:
+        """For a checkpoint: the choice, and the hosts it was made for."""
+        if self._choice is None:
+            return None
+        return {"choice": self._choice.dumps(), "hosts": self._grouping()}
+
+    def resume_choice(self, saved: Mapping[str, str] | None) -> bool:
+        """Continues with the choice of a saved run on the same hosts; else keeps its own."""
+        if not saved or saved["hosts"] != self._grouping():
+            return False
+        self._use(Choice.loads(saved["choice"]))
+        return True
+
+    def _grouping(self) -> str:
+        return str([str(hosts) for hosts in self._hosts.values()])
 
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""

@@ -42,6 +42,11 @@ class ModuleRoutes:
         self._chunk_size, self._hosts = chunk_size, hosts
         self._made: dict[tuple[object, ...], ModuleRoute] = {}
 
+    def use(self, settings: Settings) -> None:
+        """Other codecs, from the next collective on."""
+        self.settings = settings
+        self._made.clear()
+
     def reduce(
         self, module: ShardedModule, used: Sequence[ShardedParameter], dtype: torch.dtype, step: int
     ) -> ModuleRoute:

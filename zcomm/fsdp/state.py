@@ -61,6 +61,7 @@ class FsdpSavedState(SavedState):
         about = {
             **_identity(compressor),
             "step": compressor.step,
+            "choice": compressor.saved_choice(),
             "world_size": _world(compressor.modules[0])[1],
             "units": {p.name: module.residual_unit() for module, p in fed_back},
         }
@@ -128,6 +129,8 @@ def _checked_about(compressor: FsdpCompressor, state: Mapping[str, Any]) -> dict
             f"'about' and 'residuals', got {got}"
         )
     about: dict[str, Any] = json.loads(state["about"])
+    if compressor.choice() is not None and not compressor.resume_choice(about.get("choice")):
+        about["codecs"] = _identity(compressor)["codecs"]  # it keeps its own choice
     for field, expected in json.loads(json.dumps(_identity(compressor))).items():
         if about.get(field) != expected:
             what, theirs = arguments.first_difference(expected, about.get(field))

@@ -100,7 +100,9 @@ def wire_nbytes(key: Key, nbytes: int, world_size: int, per_host: int = 1) -> in
         bounds = owner_bounds([(shard * world_size, block_of(codec))], world_size)[0]
     item = Item("", codec, bounds[-1], 0, bounds)
     hosts = hosts_of([str(r // per_host) for r in range(world_size)], 0)
-    two_hops = TwoHops(hosts, zcomm.codec(key.local or "none")) if hosts else None
+    two_hops = None
+    if hosts is not None and not key.is_flat:
+        two_hops = TwoHops(hosts, zcomm.codec(key.local or "none"))
     size = best_chunk_size(world_size)
     chunks = make_chunks([item], 0, world_size, size, two_hops=two_hops)
     first = sum(map(reduced_nbytes, chunks)) if kind != "all_gather" else 0

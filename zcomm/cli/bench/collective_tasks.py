@@ -17,19 +17,25 @@ from torch import Tensor
 import zcomm
 from zcomm.engine.tuning.cost import OWN
 
+FLAT = "flat"
 _PART = 1 << 20
 
 
 class Key(NamedTuple):
-    """A collective and its codec: OWN for the backend's own, local/across for two hops."""
+    """A collective and its codec: OWN for the backend's own, local/across for a codec inside hosts,
+    flat/across for one hop where there would be two."""
 
     kind: str
     codec: str
 
     @property
+    def is_flat(self) -> bool:
+        return self.codec.startswith(f"{FLAT}/")
+
+    @property
     def local(self) -> str:
-        """The codec inside a host; empty for one hop."""
-        return self.codec.rpartition("/")[0]
+        """The codec inside a host, if one is given."""
+        return "" if self.is_flat else self.codec.rpartition("/")[0]
 
     @property
     def across(self) -> str:
@@ -99,7 +105,9 @@ class BenchTensors:
         """The call, and a function that clears its residuals, so that all rounds send the same."""
         if key.codec == OWN:
             return partial(own_collective(key.kind), group=self.group), lambda: None
-        codec = zcomm.Hierarchy(key.local, key.across) if key.local else key.codec
+        codec: Any = zcomm.Hierarchy(key.local, key.across) if key.local else key.across
+        if key.is_flat:
+            codec = zcomm.Hierarchy(across=key.across, hosts=1)
         run = partial(getattr(zcomm, key.kind), codec=codec, group=self.group)
         if not zcomm.codec(key.across).needs_feedback:
             return run, lambda: None

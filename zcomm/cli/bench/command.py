@@ -32,7 +32,7 @@ import zcomm
 from zcomm.cli.bench import fit
 from zcomm.cli.bench import output as bench_output
 from zcomm.cli.bench.collective_rows import Row, rows_of
-from zcomm.cli.bench.collective_tasks import Key, measure
+from zcomm.cli.bench.collective_tasks import FLAT, Key, measure
 from zcomm.engine.tuning.cost import KINDS, OWN
 from zcomm.launch import launchers, machine
 from zcomm.launch.launchers import Launcher
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min", "--min-size", default="64K", metavar="SIZE", help="smallest tensor, in bytes")
     add("--max", "--max-size", default="256M", metavar="SIZE", help="largest tensor")
     add("--factor", type=int, default=4, help="ratio of one size to the next")
-    codecs = "such as lm4, topk:0.01, none/lm4 for two hops"
+    codecs = "such as lm4, topk:0.01, int8/lm4 with int8 inside hosts, flat/lm4 for one hop"
     add("--codecs", nargs="+", default=CODECS, metavar="C", help=codecs)
     add("--collectives", nargs="+", default=KINDS, metavar="K", help=" ".join(KINDS))
     ranks = "ranks on this machine (default: 2) or, with --hosts, on each host (default: 1)"
@@ -195,9 +195,11 @@ def checked_codecs(specs: Sequence[str]) -> list[str]:
 
 
 def checked_codec(spec: str) -> str:
-    """A codec, or local/across for two hops."""
+    """A codec; local/across with another one inside hosts; flat/across for one hop."""
     key = Key("", spec)
     across = zcomm.codec(key.across).spec
+    if key.is_flat:
+        return f"{FLAT}/{across}"
     return f"{zcomm.Hierarchy(key.local, across).local}/{across}" if "/" in spec else across
 
 
