@@ -1,7 +1,7 @@
 """codec="auto" for one DDP model: a choice at registration, and perhaps another in training."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from zcomm.engine.engine import Engine
 from zcomm.engine.tuning.check import SelfCheck, Step, decided_again
-from zcomm.engine.tuning.choice import Choice, decide
+from zcomm.engine.tuning.choice import Choice, Gradients, decide
 from zcomm.engine.tuning.measure import CANDIDATES, Ranks
 from zcomm.sharding.settings import Settings
 from zcomm.transport.handshake import Caller
 
+NO_GRADIENTS = Gradients("all_reduce", [])  # of one rank
 # Every rank's numbers, in rank order.
 Exchange = Callable[[Tensor], Tensor]
 
@@ -29,12 +30,11 @@ class AutoCodec:
         caller: Caller,
         settings: Settings,
         device: torch.device,
-        kind: str,
-        bucket_numels: Sequence[int],
+        gradients: Gradients,
     ) -> None:
         two_hops = settings.two_hops(ranks.grouped)
         self.choice, self._model = decide(
-            engine, ranks, [caller], settings.threads, two_hops, device, kind, bucket_numels
+            engine, ranks, [caller], settings.threads, two_hops, device, gradients
         )
         self._check = SelfCheck() if self._model and not settings.feedback else None
 
@@ -59,7 +59,7 @@ class AutoCodec:
         assert self._check is not None
         assert self._model is not None
         check, self._check = self._check, None
-        self._model.bucket_numels = check.bucket_numels
+        self._model.gradients = self._model.gradients._replace(bucket_numels=check.bucket_numels)
         mine = torch.tensor(check.typical(), dtype=torch.float64, device="cpu")
         typical = Step(*exchange(mine).view(-1, len(mine)).amax(0).tolist())
         if typical.s <= 0:  # the engine has failed
@@ -69,9 +69,10 @@ class AutoCodec:
         return choice.with_codec(CANDIDATES[int(exchange(index)[0])])
 
 
-def expected_buckets(ddp: Any, named: Mapping[str, Tensor]) -> list[int]:
-    """How many elements DDP will give each bucket, once it has seen a step."""
+def expected_gradients(ddp: Any, named: Mapping[str, Tensor], kind: str) -> Gradients:
+    """What DDP will give each bucket, once it has seen a step."""
     numel = sum(p.numel() for p in named.values())
     nbytes = sum(p.nbytes for p in named.values())
     count = max(math.ceil(nbytes / ddp.bucket_bytes_cap), 1)
-    return [math.ceil(numel / count)] * count
+    itemsize = round(nbytes / numel) if numel else 4
+    return Gradients(kind, [math.ceil(numel / count)] * count, itemsize)

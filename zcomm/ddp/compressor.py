@@ -12,7 +12,7 @@ from zcomm.base import arguments
 from zcomm.base.host import this_host
 from zcomm.base.log import say
 from zcomm.ddp.alone import BackwardWatch, LoneCaller
-from zcomm.ddp.auto import AutoCodec, expected_buckets
+from zcomm.ddp.auto import NO_GRADIENTS, AutoCodec, expected_gradients
 from zcomm.ddp.buckets import Buckets, Part, Sink
 from zcomm.ddp.loss_scale import DeviceFinite, Finite, LossScale
 from zcomm.ddp.observers import Observers
@@ -128,9 +128,9 @@ class DdpCompressor(Compressor):
         if not self.settings.is_auto:
             return None
         ranks, ddp = Ranks(self.rank, met.hosts, met.grouped), self.ddp()
-        numels = expected_buckets(ddp, named) if self.is_wrapped else []
+        sent = expected_gradients(ddp, named, self.kind) if self.is_wrapped else NO_GRADIENTS
         caller = self.caller(self._what, self.group)
-        return AutoCodec(self.engine, ranks, caller, self.settings, self.device, self.kind, numels)
+        return AutoCodec(self.engine, ranks, caller, self.settings, self.device, sent)
 
     def _tell(self, hosts: Hosts | None) -> None:
         """Says once, on rank 0, what was found and chosen."""

@@ -23,7 +23,7 @@ from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData
 from zcomm.engine.streams import streams_of
-from zcomm.engine.tuning.choice import Choice, decide, expect_may_choose
+from zcomm.engine.tuning.choice import Choice, Gradients, decide, expect_may_choose
 from zcomm.engine.tuning.measure import Ranks
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.routes import ModuleRoutes
@@ -105,8 +105,7 @@ class FsdpCompressor(Compressor):
             self.settings.threads,
             two_hops,
             self.device,
-            "reduce_scatter",
-            numels,
+            Gradients("reduce_scatter", numels),
         )
         self._use(self._choice)
         if dist.get_rank() == 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from zcomm.engine.engine import make_engine
-from zcomm.engine.tuning.choice import Choice, decide
+from zcomm.engine.tuning.choice import Choice, Gradients, decide
 from zcomm.engine.tuning.cost import BUCKET_NBYTES
 from zcomm.engine.tuning.measure import Ranks
 from zcomm.launch import launchers
@@ -57,8 +57,8 @@ def measured(rank: int, world_size: int, numel: int) -> str:
     engine = make_engine(caller, met.name, None, hosts=met.grouped)
     two_hops = Settings().two_hops(met.grouped)
     ranks = Ranks(rank, met.hosts, met.grouped)
-    buckets = buckets_of(numel)
-    choice, _ = decide(engine, ranks, [caller], None, two_hops, device, "all_reduce", buckets)
+    sent = Gradients("all_reduce", buckets_of(numel))
+    choice, _ = decide(engine, ranks, [caller], None, two_hops, device, sent)
     engine.stop()
     return choice.dumps()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -118,22 +119,28 @@ def best(options: Sequence[Option], cost_of: Mapping[str, float]) -> str:
     return min(close, key=lambda spec: codec(spec).error)
 
 
-class Model:
-    """What a step's communication takes, by codec: `kind` is the collective of each bucket."""
+class Gradients(NamedTuple):
+    """What a step sends: the collective of each bucket, their elements, and the bytes of one."""
 
-    def __init__(
-        self, profile: Profile, cluster: Cluster, kind: str, bucket_numels: Sequence[int]
-    ) -> None:
-        self.profile, self.cluster = profile, cluster
-        self.kind, self.bucket_numels = kind, bucket_numels
+    kind: str
+    bucket_numels: Sequence[int]
+    itemsize: int = 4
+
+
+class Model:
+    """What a step's communication takes, by codec."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, gradients: Gradients) -> None:
+        self.profile, self.cluster, self.gradients = profile, cluster, gradients
 
     def estimates(self, spec: str, chunk_mb: float | None = None) -> list[Estimate]:
         """One for each bucket."""
-        kind = "all_reduce" if spec == OWN else self.kind
+        kind, numels, itemsize = self.gradients
         size = None if chunk_mb is None else ChunkSize.of_mb(chunk_mb)
+        what = "all_reduce" if spec == OWN else kind
         return [
-            estimate(self.profile, kind, numel, spec, self.cluster, size=size)
-            for numel in self.bucket_numels
+            estimate(self.profile, what, numel, spec, self.cluster, itemsize, size)
+            for numel in numels
         ]
 
     def option(self, spec: str) -> Option:
@@ -152,7 +159,7 @@ class Model:
 
     def options(self) -> tuple[Option, ...]:
         """Torch's own is among them where it does the same."""
-        own = (OWN,) if self.kind == "all_reduce" else ()
+        own = (OWN,) if self.gradients.kind == "all_reduce" else ()
         return tuple(map(self.option, (*own, *CANDIDATES)))
 
 
@@ -175,8 +182,7 @@ def decide(
     threads: int | None,
     two_hops: TwoHops | None,
     device: torch.device,
-    kind: str,
-    bucket_numels: Sequence[int],
+    gradients: Gradients,
 ) -> tuple[Choice, Model | None]:
     """All ranks call it and get the choice of rank 0; the model if it took a measurement.
 
@@ -187,7 +193,7 @@ def decide(
     if simple is None:
         assert engine is not None
         measured = measure(engine, ranks, threads, two_hops)
-        model = Model(measured.profile, measured.cluster, kind, bucket_numels)
+        model = Model(measured.profile, measured.cluster, gradients)
         simple = choose(measured, model, ranks)
     theirs = everyones(simple.dumps() if ranks.rank == 0 else "", callers)[0]
     return Choice.loads(theirs), model
