@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -126,7 +127,8 @@ def over_network(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     # Saved on other hosts: it keeps its own choice.
     third = zcomm.compress(wrapped())
     mine = third.choice.codec
-    third.load_state_dict({**state, "hosts": "[[0, 2], [1, 3]]"})
+    elsewhere = dataclasses.replace(saved.with_codec(other), hosts="[0, 1, 0, 1]").dumps()
+    third.load_state_dict({**state, "choice": elsewhere})
     found["anew"] = third.choice.codec == mine
     third.close()
     # ZeRO and patterns.
@@ -196,6 +198,57 @@ def make_hosts_differ(rank: int) -> None:
     hierarchy.this_host = lambda: mine._replace(network=str(rank))  # type: ignore[attr-defined]
 
 
+def test_a_rank_that_raises_while_measuring_ends_the_call_on_all() -> None:
+    with World(3, env=OVER_GLOO) as world:
+        found = world.run(fail_while_measuring, "raise", "_rows")
+    assert (found[1].type, found[1].text) == ("OSError", "no memory")
+    for rank in (0, 2):
+        assert found[rank].type == "CommunicationError"
+        assert "rank 1" in found[rank].text
+        assert found[rank].seconds < TIMEOUT_S + 3
+
+
+def deterministic(rank: int, world_size: int, ranks: list[int]) -> Raised:
+    make_hosts_differ(rank)
+    torch.use_deterministic_algorithms(rank in ranks)
+    ddp = wrapped()
+    zcomm.compress(wrapped(), codec="none").close()
+    return raised(zcomm.compress, ddp)
+
+
+def test_deterministic_algorithms_refuse_to_measure() -> None:
+    with World(2, env=OVER_GLOO) as world:
+        for error in world.run(deterministic, [0, 1]):
+            assert error.is_value_error
+            assert "codec='auto': expected use_deterministic_algorithms(False)" in error.text
+    with World(2, env=OVER_GLOO) as world:
+        for error in world.run(deterministic, [1]):
+            assert "expected the same deterministic on all ranks" in error.text
+
+
+def random_numbers(rank: int, world_size: int) -> tuple[bool, str]:
+    make_hosts_differ(rank)
+    torch.set_default_dtype(torch.float64)
+    ddp = DistributedDataParallel(nn.Linear(300, 300, dtype=torch.float32))
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    handle = zcomm.compress(ddp)
+    found = torch.equal(torch.rand(3), expected)
+    doubles = zcomm.compress(DistributedDataParallel(nn.Linear(300, 300)))
+    assert handle.choice is not None
+    assert "between 2 hosts" in handle.choice.reason
+    assert doubles.choice is not None
+    return found, doubles.choice.reason
+
+
+def test_measuring_leaves_the_users_random_numbers_and_defaults_alone() -> None:
+    with World(2, env=OVER_GLOO) as world:
+        for same, of_doubles in world.run(random_numbers):
+            assert same
+            assert of_doubles == "nothing is sent that it could choose for"
+
+
 @pytest.mark.parametrize("where", ["_codec_costs", "_bytes_per_s", "_rows"])
 @pytest.mark.parametrize("how", ["die", "stop"])
 def test_a_rank_lost_while_measuring_is_named_in_time(how: str, where: str) -> None:
@@ -251,7 +304,7 @@ def sharded(rank: int, world_size: int) -> tuple[str, str, bool]:
     state = handle.state_dict()
     other = mine.with_codec("bf16" if mine.codec != "bf16" else "int8")
     about = json.loads(state["about"])
-    about["choice"]["choice"] = other.dumps()
+    about["choice"] = other.dumps()
     for name, spec in about["codecs"].items():
         about["codecs"][name] = other.codec if spec == mine.codec else spec
     handle.load_state_dict({**state, "about": json.dumps(about)})

@@ -11,7 +11,7 @@ from torch import nn
 import zcomm
 from zcomm.base.host import Host
 from zcomm.engine.tuning import cost
-from zcomm.engine.tuning.check import SelfCheck, Step, decided_again
+from zcomm.engine.tuning.check import STEPS, SelfCheck, Step, decided_again
 from zcomm.engine.tuning.choice import (
     HYSTERESIS,
     Choice,
@@ -74,17 +74,20 @@ def test_a_choice_is_read_as_it_was_written(profile: Profile) -> None:
 
 
 def test_one_rank_one_host_and_a_gpu_need_no_measurement() -> None:
-    one_host = without_measuring(Ranks(0, [A, A], None), CPU, "shared memory")
+    one_host = without_measuring(Ranks(0, [A, A], None), CPU, "shared memory", [9])
     assert one_host is not None
     assert (one_host.codec, one_host.options) == ("none", ())
     assert "all ranks are on one host (shared memory)" in one_host.reason
-    alone = without_measuring(Ranks(0, [A], None), CPU, "")
+    alone = without_measuring(Ranks(0, [A], None), CPU, "", [9])
     assert alone is not None
     assert alone.codec == "none"
-    gpu = without_measuring(PAIR, torch.device("cuda"), "nccl")
+    gpu = without_measuring(PAIR, torch.device("cuda"), "nccl", [9])
     assert gpu is not None
     assert gpu.codec == "lm4"
-    assert without_measuring(PAIR, CPU, "gloo") is None
+    assert without_measuring(PAIR, CPU, "gloo", [9]) is None
+    nothing = without_measuring(PAIR, CPU, "gloo", [])
+    assert nothing is not None
+    assert nothing.codec == "none"
 
 
 # The check in training.
@@ -161,14 +164,19 @@ def test_parameters_are_not_chosen_for() -> None:
         zcomm.ZeroOptimizer(model, torch.optim.SGD, param_codec="auto", lr=0.1)
 
 
-def test_deterministic_algorithms_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(ValueError, match=r"codec='auto': expected use_deterministic_algo"):
-            zcomm.compress(nn.Linear(4, 4))
-        zcomm.compress(nn.Linear(4, 4), codec="none").close()
-    finally:
-        torch.use_deterministic_algorithms(False)
+def test_feedback_that_no_residuals_of_8_bits_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="with a decay, got"):
+        zcomm.Settings("auto", feedback=0.9, residual_dtype="int8")
+
+
+def test_steps_before_start_step_are_not_compared() -> None:
+    check = SelfCheck(start_step=20)
+    for step in range(24):
+        check.begin_step(step, 0.0)
+    assert not check.is_due
+    for step in range(24, 24 + STEPS + 1):
+        check.begin_step(step, 0.0)
+    assert check.is_due
 
 
 def test_hosts_of_one_machine_share_its_processors() -> None:

@@ -11,7 +11,7 @@ from zcomm.engine.engine import Engine
 from zcomm.engine.tuning.check import SelfCheck, Step, decided_again
 from zcomm.engine.tuning.choice import Choice, Gradients, decide
 from zcomm.engine.tuning.measure import CANDIDATES, Ranks
-from zcomm.sharding.settings import Settings
+from zcomm.sharding.settings import AUTO, Settings
 from zcomm.transport.handshake import Caller
 
 NO_GRADIENTS = Gradients("all_reduce", [])  # of one rank
@@ -36,7 +36,8 @@ class AutoCodec:
         self.choice, self._model = decide(
             engine, ranks, [caller], settings.threads, two_hops, device, gradients
         )
-        self._check = SelfCheck() if self._model and not settings.feedback else None
+        decides = self._model is not None and not settings.feedback
+        self._check = SelfCheck(settings.start_step) if decides else None
 
     def begin_step(self, step: int, exposed_s: float) -> None:
         if self._check is not None:
@@ -61,7 +62,10 @@ class AutoCodec:
         check, self._check = self._check, None
         self._model.gradients = self._model.gradients._replace(bucket_numels=check.bucket_numels)
         mine = torch.tensor(check.typical(), dtype=torch.float64, device="cpu")
-        typical = Step(*exchange(mine).view(-1, len(mine)).amax(0).tolist())
+        everyone = exchange(mine).view(-1, len(mine))
+        # A rank that is early also waits for the others: that is not communication.
+        s, exposed_s, window_s = everyone.amax(0)[0], everyone.amin(0)[1], everyone.amax(0)[2]
+        typical = Step(float(s), float(exposed_s), float(window_s))
         if typical.s <= 0:  # the engine has failed
             return None
         choice = decided_again(self.choice, self._model, typical, step)
@@ -69,10 +73,22 @@ class AutoCodec:
         return choice.with_codec(CANDIDATES[int(exchange(index)[0])])
 
 
-def expected_gradients(ddp: Any, named: Mapping[str, Tensor], kind: str) -> Gradients:
-    """What DDP will give each bucket, once it has seen a step."""
-    numel = sum(p.numel() for p in named.values())
-    nbytes = sum(p.nbytes for p in named.values())
-    count = max(math.ceil(nbytes / ddp.bucket_bytes_cap), 1)
-    itemsize = round(nbytes / numel) if numel else 4
-    return Gradients(kind, [math.ceil(numel / count)] * count, itemsize)
+def deterministic(settings: Settings) -> str:
+    """What ranks compare: with "auto", all of them must be allowed to measure, or none."""
+    return str(settings.is_auto and torch.are_deterministic_algorithms_enabled())
+
+
+def expected_gradients(
+    ddp: Any, named: Mapping[str, Tensor], settings: Settings, kind: str
+) -> Gradients:
+    """What DDP will give each bucket, once it has seen a step, of what "auto" chooses for."""
+    chosen_for = [
+        p
+        for name, p in named.items()
+        if p.dtype is not torch.float64 and settings.spec_of(name, p.numel()) == AUTO
+    ]
+    numel, nbytes = sum(p.numel() for p in chosen_for), sum(p.nbytes for p in chosen_for)
+    if not numel:
+        return Gradients(kind, [])
+    count = min(math.ceil(nbytes / max(ddp.bucket_bytes_cap, 1)), len(chosen_for))
+    return Gradients(kind, [math.ceil(numel / count)] * count, round(nbytes / numel))

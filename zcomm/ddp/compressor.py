@@ -12,7 +12,7 @@ from zcomm.base import arguments
 from zcomm.base.host import this_host
 from zcomm.base.log import say
 from zcomm.ddp.alone import BackwardWatch, LoneCaller
-from zcomm.ddp.auto import NO_GRADIENTS, AutoCodec, expected_gradients
+from zcomm.ddp.auto import NO_GRADIENTS, AutoCodec, deterministic, expected_gradients
 from zcomm.ddp.buckets import Buckets, Part, Sink
 from zcomm.ddp.loss_scale import DeviceFinite, Finite, LossScale
 from zcomm.ddp.observers import Observers
@@ -22,7 +22,7 @@ from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData, SinkData
 from zcomm.engine.streams import streams_of
-from zcomm.engine.tuning.choice import Choice, expect_may_choose
+from zcomm.engine.tuning.choice import Choice
 from zcomm.engine.tuning.measure import Ranks
 from zcomm.sharding.chunks import Item, make_chunks
 from zcomm.sharding.hierarchy import Hosts
@@ -107,14 +107,12 @@ class DdpCompressor(Compressor):
 
     def _meet(self, named: Mapping[str, Tensor], compared: Mapping[str, str]) -> Met:
         """Compares settings with all ranks, and makes the engine."""
-        if self.settings.is_auto:
-            expect_may_choose()
         if not self.is_wrapped:
             return Met("", [this_host()], None)
         shapes = {n: (p.numel(), self.settings.spec_of(n, p.numel())) for n, p in named.items()}
         mine = {**self.settings.compared(), **compared}
         mine |= {"scaler": str(self._scaler is not None), "parameters": repr(shapes)}
-        mine |= {"device": self.device.type}
+        mine |= {"device": self.device.type, "deterministic": deterministic(self.settings)}
         if self.world_size > 1:
             expect_sender(self.device, self.group, f"rank {self.rank}: zcomm")
         caller = self.caller(self._what, self.group)
@@ -128,7 +126,9 @@ class DdpCompressor(Compressor):
         if not self.settings.is_auto:
             return None
         ranks, ddp = Ranks(self.rank, met.hosts, met.grouped), self.ddp()
-        sent = expected_gradients(ddp, named, self.kind) if self.is_wrapped else NO_GRADIENTS
+        sent = NO_GRADIENTS
+        if self.is_wrapped:
+            sent = expected_gradients(ddp, named, self.settings, self.kind)
         caller = self.caller(self._what, self.group)
         return AutoCodec(self.engine, ranks, caller, self.settings, self.device, sent)
 
@@ -150,12 +150,16 @@ class DdpCompressor(Compressor):
         settings, named = self.settings_with(choice), self.buckets.named.items()
         return {name: settings.codec_of(name, p.numel()).spec for name, p in named}
 
+    def _feeds(self, item: Item) -> bool:
+        return self.settings.mode(item.codec) is not False
+
     def use_codec(self, choice: Choice) -> None:
         """From now on: what codec="auto" has chosen. All ranks call it between steps."""
         assert self.auto is not None
         self.auto.choice = choice
         self.settings = self.settings_with(choice)
         self.buckets.use(self.settings)
+        self.feedback.keep(name for name, i in self.buckets.items.items() if self._feeds(i))
 
     @property
     def sink(self) -> Sink | None:
@@ -334,7 +338,7 @@ class DdpCompressor(Compressor):
         items = [Item("", PLAIN, bounds[-1], 0, bounds)]
         size = self.engine.chunk_size(self.settings.chunk_size(self.world_size))
         chunks = make_chunks(items, self.rank, self.world_size, size)
-        run = torch.zeros(bounds[self.rank + 1] - bounds[self.rank], device=mine.device)
+        run = mine.new_zeros(bounds[self.rank + 1] - bounds[self.rank])
         self.engine.run(Job(what, REDUCE_SCATTER, chunks, JobData(mine, run), signature=what))
         return run
 

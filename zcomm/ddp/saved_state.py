@@ -15,7 +15,7 @@ from zcomm.engine.tuning.choice import Choice
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.sharding.residual_store import ResidualStore
 
-_VERSION = 1
+_VERSION = 2
 _SAME = ("version", "world_size", "rank", "codecs")
 
 
@@ -51,7 +51,8 @@ class HookSavedState(SavedState):
                 f"rank {rank}: load_state_dict: expected what handle.state_dict() returned, "
                 f"a dict with {sorted(mine)}, got {got}"
             )
-        mine["codecs"] = self._codecs_after(state)
+        if compressor.auto is not None and set(state["codecs"]) == set(mine["codecs"]):
+            mine["codecs"] = state["codecs"]  # it takes the state's choice, or makes its own
         for field in _SAME:
             if state[field] != mine[field]:
                 expected, got = arguments.first_difference(mine[field], state[field])
@@ -59,35 +60,37 @@ class HookSavedState(SavedState):
                     f"rank {rank}: load_state_dict: expected {field} {expected}, got {got}; load "
                     "each rank's own state into the same model, codecs and number of ranks"
                 )
-        resume_choice(compressor, state["choice"], state["hosts"])
+        resume_choice(compressor, state["choice"])
+        residuals = state["residuals"]
+        if compressor.auto is not None:
+            residuals = self._those_fed_back(residuals)
         if state["hosts"] == mine["hosts"]:
-            compressor.feedback.load_state_dict(state["residuals"])
+            compressor.feedback.load_state_dict(residuals)
         else:
-            _load_regrouped(compressor, state["hosts"], state["residuals"])
+            _load_regrouped(compressor, state["hosts"], residuals)
         compressor.step = int(state["step"])
         compressor.scale = float(state["scale"])
 
-    def _codecs_after(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """The codecs that this model has once it has taken the state's choice."""
-        compressor = self._compressor
-        choice = resumed_choice(compressor, state["choice"], state["hosts"])
-        if compressor.auto is not None and choice is None:
-            return dict(state["codecs"])  # its own choice: residuals of none fit
-        return compressor.specs_with(choice)
+    def _those_fed_back(self, saved: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+        """The saved residuals of codecs that have some here; zeros for those that had none."""
+        self._compressor.buckets.hold_all()
+        mine = self._compressor.feedback.state_dict()
+        return {hop: {n: saved[hop].get(n, t) for n, t in mine[hop].items()} for hop in mine}
 
 
-def resumed_choice(compressor: DdpCompressor, saved: str, hosts: str) -> Choice | None:
+def resumed_choice(compressor: DdpCompressor, saved: str) -> Choice | None:
     """The choice that a saved run made; None if this one makes its own: it has other hosts."""
-    if compressor.auto is None or not saved or hosts != str(compressor.feedback.hosts):
+    if compressor.auto is None or not saved:
         return None
-    return Choice.loads(saved)
+    choice = Choice.loads(saved)
+    return choice if choice.hosts == compressor.auto.choice.hosts else None
 
 
-def resume_choice(compressor: DdpCompressor, saved: str, hosts: str) -> None:
+def resume_choice(compressor: DdpCompressor, saved: str) -> None:
     """Continues with the choice of a saved run, bit for bit; a run on other hosts keeps its own."""
     if compressor.auto is None:
         return
-    choice = resumed_choice(compressor, saved, hosts)
+    choice = resumed_choice(compressor, saved)
     if choice is not None:
         compressor.use_codec(choice)
         compressor.auto.settle()

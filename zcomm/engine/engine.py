@@ -9,7 +9,8 @@ Pipeline    what happens to a chunk
 import atexit
 import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from zcomm.engine.streams import Streams
 from zcomm.sharding.chunks import ChunkSize
 from zcomm.sharding.hierarchy import Hosts
 from zcomm.transport.channels import Transport
+from zcomm.transport.failure_notes import CommunicationError
 from zcomm.transport.gloo_threads import let_gloo_finish
 from zcomm.transport.handshake import Caller
 from zcomm.transport.shared_memory.ring import Ring, hops_chunk_size
@@ -114,6 +116,18 @@ class Engine:
         self.transport.interrupt()
         if threading.current_thread() is not self._thread:
             self._thread.join(_STOP_S)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """If this rank raises, the others learn it, as if the engine had failed, and it ends."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, CommunicationError):
+                with suppress(Exception):
+                    self.transport.notes.report(f"{type(error).__name__}: {error}")
+            self.stop()
+            raise
 
     def buffer_nbytes(self) -> int:
         """Memory that the engine holds, apart from residuals; its shared segment is part of it."""

@@ -9,10 +9,11 @@ all-gather when it needs the parameters.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData
 from zcomm.engine.streams import streams_of
-from zcomm.engine.tuning.choice import Choice, Gradients, decide, expect_may_choose
+from zcomm.engine.tuning.choice import Choice, Gradients, decide
 from zcomm.engine.tuning.measure import Ranks
 from zcomm.fsdp.modules import ShardedModule, ShardedParameter
 from zcomm.fsdp.routes import ModuleRoutes
@@ -68,9 +69,8 @@ class FsdpCompressor(Compressor):
 
     def _meet(self) -> None:
         """Compares settings with all ranks, and makes an engine for each process group."""
-        if self.settings.is_auto:
-            expect_may_choose()
         mine = self._compared()
+        measuring: list[tuple[ShardedModule, Ranks, list[Caller]]] = []
         for ranks, module in {self._ranks(module): module for module in self.modules}.items():
             channels.expect_sender(self.device, module.process_group, "zcomm.fsdp.compress")
             expect_fresh_store(module.process_group)
@@ -89,15 +89,17 @@ class FsdpCompressor(Compressor):
                 # each other, on another rank in another order.
                 streams = streams_of(self.device)
                 self._engines[ranks] = self._make_engine(callers[0], met.name, streams, met.grouped)
-                if self.settings.is_auto:  # one choice for all modules
-                    self._choose(module, Ranks(module.rank, met.hosts, met.grouped), callers)
-        if self.settings.is_auto:
-            self._choose(module, Ranks(0, [this_host()], None), [])
+                measuring.append((module, Ranks(module.rank, met.hosts, met.grouped), callers))
+                if met.grouped is not None and dist.get_rank() == 0:
+                    say(f"zcomm: fsdp.compress: ranks are summed inside each host, {met.grouped}")
+        if self.settings.is_auto:  # one choice for all modules, by the largest group
+            measuring = measuring or [(self.modules[0], Ranks(0, [this_host()], None), [])]
+            self._choose(*max(measuring, key=lambda one: one[1].world_size))
 
     def _choose(self, module: ShardedModule, ranks: Ranks, callers: list[Caller]) -> None:
         """What takes the place of codec="auto"."""
         two_hops = self.settings.two_hops(ranks.grouped)
-        numels = [m.numel(m.parameters) for m in self.modules]
+        numels = [sum(p.numel for p in m.parameters if p.trainable) for m in self.modules]
         self._choice, _ = decide(
             self._engines.get(self._ranks(module)),
             ranks,
@@ -119,21 +121,16 @@ class FsdpCompressor(Compressor):
     def choice(self) -> Choice | None:
         return self._choice
 
-    def saved_choice(self) -> dict[str, str] | None:
-        """For a checkpoint: the choice, and the hosts it was made for."""
-        if self._choice is None:
-            return None
-        return {"choice": self._choice.dumps(), "hosts": self._grouping()}
-
-    def resume_choice(self, saved: Mapping[str, str] | None) -> bool:
+    def resume_choice(self, saved: str) -> bool:
         """Continues with the choice of a saved run on the same hosts; else keeps its own."""
-        if not saved or saved["hosts"] != self._grouping():
+        assert self._choice is not None
+        choice = Choice.loads(saved) if saved else None
+        if choice is None or choice.hosts != self._choice.hosts:
             return False
-        self._use(Choice.loads(saved["choice"]))
+        self._use(choice)
+        self.feedback.keep(p.name for _, p in self.routes.fed_back())
+        self.routes.hold_all()
         return True
-
-    def _grouping(self) -> str:
-        return str([str(hosts) for hosts in self._hosts.values()])
 
     def _compared(self) -> dict[str, str]:
         """What must be the same on all ranks, as text."""
@@ -150,6 +147,9 @@ class FsdpCompressor(Compressor):
             "mesh": repr([(m.replicas, m.world_size) for m in self.modules]),
             "parameters": repr(parameters),
             "device": self.device.type,
+            "deterministic": str(
+                self.settings.is_auto and torch.are_deterministic_algorithms_enabled()
+            ),
         }
 
     def _ranks(self, module: ShardedModule) -> tuple[int, ...]:

@@ -57,11 +57,12 @@ class FsdpSavedState(SavedState):
     def state_dict(self) -> dict[str, Any]:
         compressor = self._compressor
         compressor.synchronize()
+        choice = compressor.choice()
         fed_back = compressor.routes.fed_back()
         about = {
             **_identity(compressor),
             "step": compressor.step,
-            "choice": compressor.saved_choice(),
+            "choice": "" if choice is None else choice.dumps(),
             "world_size": _world(compressor.modules[0])[1],
             "units": {p.name: module.residual_unit() for module, p in fed_back},
         }
@@ -129,8 +130,9 @@ def _checked_about(compressor: FsdpCompressor, state: Mapping[str, Any]) -> dict
             f"'about' and 'residuals', got {got}"
         )
     about: dict[str, Any] = json.loads(state["about"])
-    if compressor.choice() is not None and not compressor.resume_choice(about.get("choice")):
-        about["codecs"] = _identity(compressor)["codecs"]  # it keeps its own choice
+    if compressor.choice() is not None and not compressor.resume_choice(about.get("choice", "")):
+        mine = _identity(compressor)  # it keeps its own choice
+        about |= {field: mine[field] for field in ("codecs", "with residuals")}
     for field, expected in json.loads(json.dumps(_identity(compressor))).items():
         if about.get(field) != expected:
             what, theirs = arguments.first_difference(expected, about.get(field))

@@ -59,7 +59,8 @@ class Registration:
             return
         if not any(saved["residuals"].values()):
             mine = self.handle.state_dict()
-            saved = {**mine, "step": saved["step"], "scale": saved["scale"]}
+            kept = {key: saved[key] for key in ("step", "scale", "choice") if key in saved}
+            saved = {**mine, **kept}
         try:
             self.handle.load_state_dict(saved)
         except ValueError as error:

@@ -158,8 +158,7 @@ class Hosts:
             return owner
         number = self._column_number(owner)
         row = self._columns[number][host]
-        before = self._starts[number][home] + local // len(self._columns)
-        return row[(before - (len(row) if host < home else 0)) % len(row)]
+        return row[(self._starts[number][home] + local // len(self._columns)) % len(row)]
 
     def deputies(self, owner: int) -> tuple[int, ...]:
         """Its deputy on each host, itself included: the ranks that send it their host's sum."""

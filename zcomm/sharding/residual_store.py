@@ -195,6 +195,11 @@ class ResidualStore:
                     self._new_storage(item, [rank]) if gather else None,
                 )
 
+    def keep(self, names: Iterable[str]) -> None:
+        """Drops the residuals of all other items."""
+        kept = set(names)
+        self._held = {name: held for name, held in self._held.items() if name in kept}
+
     def _new_storage(self, item: Item, owners: Iterable[int]) -> HopStorage:
         sides = 2 if self.double_buffered else 1
         made = HopStorage(item, owners, self.dtype, sides, self.device)

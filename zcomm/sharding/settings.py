@@ -17,6 +17,7 @@ from zcomm.sharding.residual_store import Mode
 Codecs = str | Codec | Mapping[str, str | Codec]
 # In place of a spec: zcomm.engine.tuning chooses one before the first step.
 AUTO = "auto"
+_CHOSEN = "lm4"
 PLAIN = codec("none")
 # The codec that sends each dtype exactly.
 EXACT = {
@@ -98,8 +99,8 @@ class Settings:
         return self.codec
 
     def codecs(self) -> list[Codec]:
-        """Those that are given."""
-        return [codec(spec) for spec in self.codecs_by_pattern().values() if spec != AUTO]
+        """Those that are given; in place of "auto", one of those that it chooses from."""
+        return [codec(_CHOSEN if s == AUTO else s) for s in self.codecs_by_pattern().values()]
 
     @property
     def is_auto(self) -> bool:

@@ -41,7 +41,6 @@ def state_dict(groups: ShardedGroups) -> dict[str, Any]:
         "world_size": compressor.world_size,
         "step": compressor.step,
         "scale": compressor.scale,
-        "hosts": str(compressor.feedback.hosts),
         "choice": "" if compressor.auto is None else compressor.auto.choice.dumps(),
         "initialised": [s.name for s in groups.shards.values() if groups.inner.state.get(s.tensor)],
     }
@@ -71,7 +70,7 @@ def load_state_dict(groups: ShardedGroups, state: Mapping[str, Any]) -> list[tup
     """
     groups.compressor.synchronize()
     about = checked_about(groups, state)
-    resume_choice(groups.compressor, about.get("choice", ""), about.get("hosts", "None"))
+    resume_choice(groups.compressor, about.get("choice", ""))
     loaded = [_Loaded(shard, kinds, state) for _, shard, kinds in groups.numbered()]
     rows = _checked_rows(groups.compressor, state["residuals"]["sent"])
     for group, saved in zip(groups.groups, state["param_groups"]):
@@ -175,7 +174,7 @@ def _checked_rows(compressor: DdpCompressor, saved: Mapping[str, Any]) -> dict[s
 
 
 def _sharers(feedback: ResidualStore) -> tuple[int, ...]:
-    """The ranks of this host, which share a residual's elements: each has its column's."""
+    """The ranks of this host, which share a residual's elements: each has its owners'."""
     return feedback.hosts.neighbours if feedback.hosts else ()
 
 
@@ -202,7 +201,7 @@ def checked_about(groups: ShardedGroups, state: Mapping[str, Any]) -> dict[str, 
         )
     about: dict[str, Any] = json.loads(state["about"])
     compressor = groups.compressor
-    choice = resumed_choice(compressor, about.get("choice", ""), about.get("hosts", "None"))
+    choice = resumed_choice(compressor, about.get("choice", ""))
     mine = json.loads(json.dumps({**groups.identity(choice), "version": _VERSION}))
     if compressor.auto is not None and choice is None:  # it keeps its own
         mine |= {field: about.get(field) for field in ("codec", "codecs", "feedback")}

@@ -62,6 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.measure:
+        for option in ("json", "memory", "profile", "step_time"):
+            if getattr(args, option) is not None:
+                name = option.replace("_", "-")
+                raise UsageError(f"expected --measure without --{name}, got both; omit one")
         return measured.run(parse_count(args.params), args.world, args.hosts, args.net)
     profile = cost.load(args.profile or cost.DEFAULT_PROFILE)
     wanted = checked(args, profile)
@@ -125,7 +129,8 @@ def one_hop(codecs: list[str]) -> list[str]:
     for spec in codecs:
         if "/" in spec:
             raise UsageError(
-                f"--codecs: expected codecs of one hop, got {spec!r}; the model does not cover two"
+                f"--codecs: expected codecs of one hop, got {spec!r}; hosts with several ranks sum "
+                "exactly inside"
             )
     return codecs
 

@@ -32,9 +32,10 @@ class Step(NamedTuple):
 
 
 class SelfCheck:
-    """The clock of a model's first steps."""
+    """The clock of a model's first steps, those after `start_step`: before, none is sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_step: int = 0) -> None:
+        self._start_step, self._begun = start_step, 0
         self._steps: list[Step] = []
         self._began = self._last_bucket = self._exposed_s = 0.0
         self.bucket_numels: list[int] = []
@@ -42,9 +43,10 @@ class SelfCheck:
     def begin_step(self, step: int, exposed_s: float) -> None:
         """At the first bucket, where the last step ends; `exposed_s` is the total so far."""
         now = perf_counter()
-        if step > FIRST_STEP:
+        if self._begun > FIRST_STEP:
             window_s = self._last_bucket - self._began
             self._steps.append(Step(now - self._began, exposed_s - self._exposed_s, window_s))
+        self._begun += step >= self._start_step
         self._began, self._exposed_s = now, exposed_s
         self.bucket_numels = []
 
@@ -66,7 +68,7 @@ def decided_again(choice: Choice, model: Model, step: Step, at: int) -> Choice:
     mine = expected[choice.codec]
     free_s = max(step.window_s - mine.slowed_s, 0.0)
     off_s = step.exposed_s - mine.after_s(free_s)
-    compute_s = step.s - step.exposed_s - mine.slowed_s
+    compute_s = max(step.s - step.exposed_s - mine.slowed_s, 0.0)
     costs = {
         spec: max(parts.slowed_s + parts.after_s(free_s) + off_s, _LEAST_S)
         for spec, parts in expected.items()

@@ -43,13 +43,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """A decision of codec="auto". `step` is the one at which it was made."""
+    """A decision of codec="auto", and the step and the hosts for which it was made."""
 
     codec: str
     reason: str
     options: tuple[Option, ...] = ()
     step: int = 0
     measured_s: float = 0.0
+    hosts: str = ""
 
     @property
     def chunk_mb(self) -> float | None:
@@ -92,7 +93,7 @@ class Choice:
         return Choice(**{**values, "options": tuple(Option(**o) for o in values["options"])})
 
 
-def expect_may_choose() -> None:
+def _expect_may_choose() -> None:
     if torch.are_deterministic_algorithms_enabled():
         raise ValueError(
             "codec='auto': expected use_deterministic_algorithms(False), got True: times that are "
@@ -100,10 +101,12 @@ def expect_may_choose() -> None:
         )
 
 
-def without_measuring(ranks: Ranks, device: torch.device, transport: str) -> Choice | None:
+def without_measuring(
+    ranks: Ranks, device: torch.device, transport: str, numels: Sequence[int]
+) -> Choice | None:
     """A choice that needs no measurement; None if one is needed."""
-    if ranks.world_size == 1:
-        return Choice("none", "one rank sends nothing")
+    if ranks.world_size == 1 or not any(numels):
+        return Choice("none", "nothing is sent that it could choose for")
     if device.type != "cpu":
         return Choice(_ON_GPU, f"tensors on {device.type}, where nothing is measured yet")
     if ranks.host_count == 1:
@@ -188,12 +191,15 @@ def decide(
 
     With two callers, those of agree(), all replicas get the same.
     """
-    simple = without_measuring(ranks, device, engine.transport.route if engine else "")
-    model = None
+    route = engine.transport.route if engine else ""
+    simple, model = without_measuring(ranks, device, route, gradients.bucket_numels), None
     if simple is None:
         assert engine is not None
-        measured = measure(engine, ranks, threads, two_hops)
+        _expect_may_choose()
+        with engine.told():
+            measured = measure(engine, ranks, threads, two_hops)
         model = Model(measured.profile, measured.cluster, gradients)
         simple = choose(measured, model, ranks)
-    theirs = everyones(simple.dumps() if ranks.rank == 0 else "", callers)[0]
+    mine = replace(simple, hosts=ranks.table())
+    theirs = everyones(mine.dumps() if ranks.rank == 0 else "", callers)[0]
     return Choice.loads(theirs), model

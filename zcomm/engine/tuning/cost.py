@@ -85,11 +85,13 @@ class Cluster(NamedTuple):
     ranks_per_machine: int
     cores: int  # of a machine
     bytes_per_s: float  # that a host's link sends
+    inside: float = 0  # ranks that sum inside a host before they send; 0: those of a link
 
     @property
     def per_host(self) -> float:
-        """How many ranks sum inside a host before they send."""
-        return self.ranks_per_link if self.ranks_per_link < self.world_size else 1
+        if self.ranks_per_link >= self.world_size:
+            return 1
+        return self.inside or self.ranks_per_link
 
 
 class Estimate(NamedTuple):
@@ -129,7 +131,11 @@ def line_nbytes(kind: str, numel: int, spec: str, cluster: Cluster, itemsize: in
         return 0.0
     if spec == OWN:  # a ring: one rank of each host sends to the next host
         return 2 * numel * itemsize * (cluster.world_size - 1) / cluster.world_size
-    return load_of(kind, numel, spec, cluster.world_size, cluster.per_host).sent * cluster.per_host
+    sent = load_of(kind, numel, spec, cluster.world_size, cluster.per_host).sent
+    if cluster.per_host > 1:
+        return sent * cluster.per_host
+    away = (cluster.world_size - cluster.ranks_per_link) / (cluster.world_size - 1)
+    return sent * cluster.ranks_per_link * away
 
 
 def overlapped(a: float, b: float, unhidden: float, chunks: int) -> float:
@@ -182,8 +188,8 @@ def load_of(
     size, widest = size or best_chunk_size(world_size), per_element
     if per_host > 1:
         size, widest = size.within(hops_chunk_size(world_size)), max(per_element, 4.0)
-    chunk = max(min(size.numel, size.nbytes / widest), min(row, numel))
-    chunks = math.ceil(numel / chunk)
+    chunk = max(min(size.numel, size.nbytes / widest), min(row, numel), 1)
+    chunks = max(math.ceil(numel / chunk), 1)
     peers, shard, hops = world_size / per_host, numel / world_size, ENCODINGS[kind]
     reduce, gather = kind != "all_gather", kind != "reduce_scatter"
     frames = (peers - 1) * (shard * per_element + chunks * HEADER_NBYTES)

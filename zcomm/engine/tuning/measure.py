@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter, process_time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,14 @@ _MESSAGES = 16
 _ROUNDS = 3
 
 
+# Whatever the user's defaults are. Their random numbers stay as they were.
+_ON_CPU: Any = {"dtype": torch.float32, "device": "cpu"}
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
 class Ranks(NamedTuple):
     """Who measures: this rank, and on which host and machine each of them runs."""
 
@@ -58,6 +66,10 @@ class Ranks(NamedTuple):
     def here(self, rank: int) -> list[int]:
         """The ranks on a rank's host."""
         return [r for r, host in enumerate(self.hosts) if host == self.hosts[rank]]
+
+    def table(self) -> str:
+        """The number of each rank's host, in the order in which ranks name them."""
+        return str([list(dict.fromkeys(self.hosts)).index(host) for host in self.hosts])
 
     @property
     def host_count(self) -> int:
@@ -99,11 +111,10 @@ def measure(
     message_s = _message_s(together)
     bytes_per_s = _bytes_per_s(together)
     rows = _rows(together, bytes_per_s)
-    cores, per_host = len(os.sched_getaffinity(0)), ranks.world_size / ranks.host_count
-    cores = int(together.most(float(cores))[0])
-    if ranks.grouped is None:
-        per_host = 1
-    cluster = Cluster(ranks.world_size, per_host, ranks.per_machine(), cores, bytes_per_s)
+    cores = int(together.most(float(len(os.sched_getaffinity(0))))[0])
+    per_link = ranks.world_size / ranks.host_count
+    inside = 1 if ranks.grouped is None else ranks.world_size / len(ranks.grouped)
+    cluster = Cluster(ranks.world_size, per_link, ranks.per_machine(), cores, bytes_per_s, inside)
     cluster = cluster._replace(bytes_per_s=max(bytes_per_s, *_line_rates(rows, cluster)))
     profile = profile_of(rows, costs, message_s, {}, cluster)
     inside = 4 / (costs["none"].sum_wire_s or costs["none"].decode_s)
@@ -154,7 +165,9 @@ class _Together:
         ranks = self.ranks
         away = ranks.world_size - len(ranks.here(ranks.rank))
         splits = [0 if host == ranks.hosts[ranks.rank] else nbytes for host in ranks.hosts]
-        mine, *theirs = (torch.zeros(nbytes * away, dtype=torch.uint8) for _ in range(1 + count))
+        mine, *theirs = (
+            torch.zeros(nbytes * away, dtype=torch.uint8, device="cpu") for _ in range(1 + count)
+        )
         channel: Channel = self.engine.transport.flat.gather
         self._wait(
             lambda: [channel.all_to_all(t, mine, splits, splits) for t in theirs], "its links"
@@ -178,7 +191,7 @@ class _Together:
 
 def _codec_costs(together: _Together, threads: int | None) -> dict[str, CodecCost]:
     """The slowest rank's."""
-    source = torch.randn(_CODEC_CHUNKS * _CODEC_NUMEL)
+    source = torch.randn(_CODEC_CHUNKS * _CODEC_NUMEL, generator=_generator(), **_ON_CPU)
     target = torch.zeros_like(source)
     together.most(0.0)  # so that all measure at once
     mine = [cost_of(spec, source, target, _CODEC_NUMEL, threads) for spec in CANDIDATES]
@@ -256,12 +269,12 @@ def _rows_of(together: _Together, nbytes: int) -> tuple[list[Row], float]:
     """One row for each codec, and how long it took."""
     began = perf_counter()
     ranks = together.ranks
-    x = torch.zeros(nbytes // 4)
+    x, generator = torch.zeros(nbytes // 4, **_ON_CPU), _generator()
     calls = {spec: together.all_reduce(x, spec) for spec in (OWN, *CANDIDATES)}
     taken: dict[str, list[tuple[float, float]]] = {spec: [] for spec in calls}
     for _ in range(_ROUNDS):
         for spec, call in calls.items():
-            x.normal_()
+            x.normal_(generator=generator)
             together.send(max(_BURST_NBYTES // ranks.world_size, 1))
             together.most(0.0)
             cpu, started = process_time(), perf_counter()
