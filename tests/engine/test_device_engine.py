@@ -133,7 +133,8 @@ def hooked_on_both(rank: int, world_size: int, *args: Any, **settings: Any) -> N
 @pytest.mark.parametrize("way", WAYS)
 def test_hook_has_the_same_bits_however_ddp_makes_its_buckets(three_ranks: World, way: str) -> None:
     ddp_options, settings = WAYS[way]
-    three_ranks.run(hooked_on_both, ddp_options, Net, False, {"feedback": True, **settings})
+    settings = {"codec": "lm4", "feedback": True, **settings}
+    three_ranks.run(hooked_on_both, ddp_options, Net, False, settings)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_calls_that_differ_are_refused_before_anything_is_read(three_ranks: Worl
 
 def train_until_signal(rank: int, world_size: int, victim: int, signal_: int) -> list[Raised]:
     ddp = model()
-    zcomm.compress(ddp, timeout_s=TIMEOUT_S)
+    zcomm.compress(ddp, "lm4", timeout_s=TIMEOUT_S)
     for _ in range(3):
         backward(ddp)
     if rank == victim:
@@ -217,7 +217,7 @@ def test_corrupted_wire_names_its_sender(over_gloo: World, hop: str, byte: int) 
 
 def train_with_fault(rank: int, world_size: int) -> list[Raised]:
     ddp = model()
-    zcomm.compress(ddp)
+    zcomm.compress(ddp, "lm4")
     backward(ddp)
     if rank == 2:
         original = Pipeline.sums
@@ -305,7 +305,7 @@ def test_no_threads_are_left_behind(three_ranks: World) -> None:
 
 def stop_engine(rank: int, world_size: int) -> Raised:
     ddp = model()
-    handle = zcomm.compress(ddp)
+    handle = zcomm.compress(ddp, "lm4")
     backward(ddp)
     handle.close()
     return raised(backward, ddp)

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+import zcomm
 from zcomm import Layout, Residuals, Segment, codec
 from zcomm.fsdp import compressor as fsdp_compressor
 from zcomm.kernels import device, memory
 from zcomm.kernels.base import DecodeCall, EncodeCall
 from zcomm.kernels.device import DeviceMemory, StreamMemory
 from zcomm.kernels.device_kernels import DeviceKernels
+from zcomm.sharding import hierarchy
+from zcomm.transport.handshake import announcement
 
 CPU = torch.device("cpu")
 TABLE = torch.arange(4)
@@ -146,16 +149,20 @@ def test_every_group_of_fsdp_has_a_side_stream_of_its_own(monkeypatch: pytest.Mo
     """On a shared stream, hops of two groups would wait for each other in rank-dependent order."""
     given: list[object] = []
     compressor: Any = object.__new__(fsdp_compressor.FsdpCompressor)
-    compressor.device, compressor._engines = CPU, {}
+    compressor.device, compressor._engines, compressor._hosts = CPU, {}, {}
+    compressor.settings = zcomm.Settings("lm4")
     compressor._ranks = lambda module: (module.process_group,)
     compressor._compared = dict
-    compressor._make_engine = lambda caller, name, streams: given.append(streams)
+    compressor._make_engine = lambda caller, name, streams, grouped: given.append(streams)
     compressor.caller = lambda what, group: group
     alone = {"replica_group": None, "replica": 0, "rank": 0, "world_size": 2}
     compressor.modules = [SimpleNamespace(process_group=g, **alone) for g in ("one", "other")]
     monkeypatch.setattr(fsdp_compressor, "streams_of", lambda device: object())
     monkeypatch.setattr(fsdp_compressor.channels, "expect_sender", lambda *_: None)
     monkeypatch.setattr(fsdp_compressor, "expect_fresh_store", lambda _: None)
-    monkeypatch.setattr(fsdp_compressor, "agree", lambda *_: [{"name": ""}] * 2)
+    said = announcement() | {"name": ""}
+    monkeypatch.setattr(fsdp_compressor, "agree", lambda *_: [said] * 2)
+    monkeypatch.setattr(hierarchy.dist, "get_process_group_ranks", lambda _: [0, 1])
+    monkeypatch.setattr(hierarchy.dist, "get_world_size", lambda: 2)
     compressor._meet()
     assert given[0] is not given[1]

@@ -44,7 +44,7 @@ def main(timeout_s: float, steps: int, meet: bool) -> None:
 
 
 def train(ddp: Any, timeout_s: float, steps: int) -> None:
-    zcomm.compress(ddp, timeout_s=timeout_s)
+    zcomm.compress(ddp, "lm4", timeout_s=timeout_s)
     for step in range(1, steps + 1):
         backward(ddp)
         with torch.no_grad():

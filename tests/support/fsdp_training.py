@@ -222,4 +222,4 @@ def watched(handle: zcomm.fsdp.Handle) -> Watched:
 
 
 def compress(model: Any, **settings: Any) -> zcomm.fsdp.Handle:
-    return zcomm.fsdp.compress(model, **{"min_numel": 100, **settings})
+    return zcomm.fsdp.compress(model, **{"codec": "lm4", "min_numel": 100, **settings})

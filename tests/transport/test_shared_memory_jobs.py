@@ -278,4 +278,6 @@ def be_too_many(rank: int, world_size: int) -> str:
 
 
 def test_more_ranks_than_there_is_room_for_use_gloo(three_ranks: World) -> None:
-    assert set(three_ranks.run(be_too_many)) == {"expected 2 ranks on a host at most, got 3"}
+    why = "expected 2 ranks on a host at most, got 3"
+    each = "; ".join(f"rank {r}: {why}" for r in range(3))
+    assert set(three_ranks.run(be_too_many)) == {each}

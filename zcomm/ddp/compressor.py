@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.base import arguments
 from zcomm.base.host import this_host
-from zcomm.base.log import say
+from zcomm.base.log import note
 from zcomm.ddp.alone import BackwardWatch, LoneCaller
 from zcomm.ddp.auto import NO_GRADIENTS, AutoCodec, deterministic, expected_gradients
 from zcomm.ddp.buckets import Buckets, Part, Sink
@@ -135,9 +135,9 @@ class DdpCompressor(Compressor):
     def _tell(self, hosts: Hosts | None) -> None:
         """Says once, on rank 0, what was found and chosen."""
         if self.rank == 0 and hosts is not None:
-            say(f"zcomm: {self._what}: ranks are summed inside each host first, {hosts}")
+            note(f"zcomm: {self._what}: ranks are summed inside each host first, {hosts}")
         if self.rank == 0 and self.auto is not None:
-            say(f"zcomm: {self._what}: {self.auto.choice}")
+            note(f"zcomm: {self._what}: {self.auto.choice}")
 
     def settings_with(self, choice: Choice | None) -> Settings:
         """The settings, if "auto" had chosen so; None: as they are."""
@@ -268,7 +268,7 @@ class DdpCompressor(Compressor):
         self.use_codec(choice)
         if self.rank == 0:
             kept = "" if choice.codec != before.codec else " (kept)"
-            say(f"zcomm: step {self.step}: {choice}{kept}")
+            note(f"zcomm: step {self.step}: {choice}{kept}")
 
     def _decide(self) -> None:
         """The residuals of the last step count, if all of it was finite."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zcomm.base import arguments
-from zcomm.base.log import say
+from zcomm.base.log import note
 from zcomm.ddp.compressor import DdpCompressor
 from zcomm.engine.handle import SavedState
 from zcomm.engine.tuning.choice import Choice
@@ -96,7 +96,7 @@ def resume_choice(compressor: DdpCompressor, saved: str) -> None:
         compressor.auto.settle()
     elif saved and compressor.rank == 0:
         mine, theirs = compressor.auto.choice.codec, Choice.loads(saved).codec
-        say(
+        note(
             f"zcomm: load_state_dict: codec='auto': saved on other hosts, with {theirs!r}; this "
             f"run keeps its own choice, {mine!r}"
         )
@@ -120,7 +120,7 @@ def _load_regrouped(
         saved.hold([items[name]], rank, name in residuals["owned"], owners)
     saved.load_state_dict(residuals)
     if rank == 0:
-        say(
+        note(
             f"zcomm: load_state_dict: saved with hosts {saved_hosts}, loaded with "
             f"{feedback.hosts}: residuals are summed at their owners"
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from zcomm.base import arguments
 from zcomm.base.host import this_host
-from zcomm.base.log import say
+from zcomm.base.log import note
 from zcomm.engine.compressor import Compressor
 from zcomm.engine.engine import Engine
 from zcomm.engine.job import ALL_GATHER, REDUCE_SCATTER, Encoding, Job, JobData
@@ -91,7 +91,7 @@ class FsdpCompressor(Compressor):
                 self._engines[ranks] = self._make_engine(callers[0], met.name, streams, met.grouped)
                 measuring.append((module, Ranks(module.rank, met.hosts, met.grouped), callers))
                 if met.grouped is not None and dist.get_rank() == 0:
-                    say(f"zcomm: fsdp.compress: ranks are summed inside each host, {met.grouped}")
+                    note(f"zcomm: fsdp.compress: ranks are summed inside each host, {met.grouped}")
         if self.settings.is_auto:  # one choice for all modules, by the largest group
             measuring = measuring or [(self.modules[0], Ranks(0, [this_host()], None), [])]
             self._choose(*max(measuring, key=lambda one: one[1].world_size))
@@ -111,7 +111,7 @@ class FsdpCompressor(Compressor):
         )
         self._use(self._choice)
         if dist.get_rank() == 0:
-            say(f"zcomm: fsdp.compress: {self._choice}")
+            note(f"zcomm: fsdp.compress: {self._choice}")
 
     def _use(self, choice: Choice) -> None:
         self._choice = choice
