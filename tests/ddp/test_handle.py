@@ -305,7 +305,7 @@ def test_states_of_another_run_are_refused_and_change_nothing(pair: World) -> No
             "world size": "expected world_size 2, got 3",
             "rank": f"expected rank {rank}, got {1 - rank}",
             "names": "expected codecs 'final.bias': None, got 'none'",
-            "version": "expected version 1, got 0",
+            "version": "expected version 2, got 0",
             "shape": "'last.weight' (sent): expected (2600,) torch.float32, got (2599,) torch.",
             "no residuals": "expected those of the same parameters",
         }.items():
