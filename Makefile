@@ -147,6 +147,8 @@ bench-hosts: $(VENV)/installed ## benchmarks over shaped links between network n
 	$(BIN)/python benchmarks/zero.py --hosts 2 --rate 1gbit --check --json build/zero_hosts.json
 	$(BIN)/python benchmarks/fsdp.py --hosts 2 --rate 1gbit --check --json build/fsdp_hosts.json
 	$(BIN)/python benchmarks/cost_model.py --check --json build/cost_model.json
+	$(BIN)/python benchmarks/auto.py --rates 10gbit 1gbit --check --json build/auto.json
+	$(BIN)/python benchmarks/auto.py --choosing --rates 1gbit --check
 
 bench-convergence: $(VENV)/installed ## train every codec to the end (half an hour)
 	$(BIN)/python benchmarks/convergence.py --resume --check --json benchmarks/results/convergence.json \
