@@ -338,7 +338,7 @@ AUTO_LINKS = {
     "1gbit": "1 Gbit/s",
     "100mbit": "0.1 Gbit/s",
 }
-AUTO_FILES = ("auto_slow_1_1", "auto_slow_2_2")
+AUTO_FILES = ("auto_10gbit", "auto_1gbit", "auto_slow_1_1", "auto_slow_2_2", "auto_slow_3_1")
 COST_MODEL = ["", *(f"{hosts} hosts: {mb} MB" for hosts in (2, 4) for mb in (12, 50, 100))]
 STEPS = ("training_step", "zero", "fsdp")
 ERRORS = ("Gaussian", "Student-t3", "Laplace with outliers")
